@@ -1,0 +1,60 @@
+"""How one layer tells another "no": a falsy answer that carries its reason, so that no refusal is lost."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Why an engine or a pass said no. A code in `FIXABLE` always comes with a fix."""
+
+    DTYPE = "dtype"
+    LAYOUT = "layout"
+    SHAPE = "shape"
+    RANK = "rank"
+    ALIGNMENT = "alignment"
+    BROADCAST = "broadcast"
+    PATTERN = "pattern"
+    OP = "op"
+    ATTRIBUTE = "attribute"
+    PRECISION = "precision"
+    SIZE = "size"
+    ARCHITECTURE = "architecture"
+    VERSION = "version"
+    SETUP = "setup"
+    CYCLE = "cycle"
+    ESCAPE = "escape"
+    OPTION = "option"
+    BUILD = "build"
+    RUN = "run"
+
+
+FIXABLE = frozenset({Code.DTYPE, Code.ALIGNMENT, Code.PRECISION, Code.SETUP, Code.OPTION})
+"""Codes whose declines always name the nearest change that would be accepted."""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """The nearest change that would be accepted: set `attribute` of `target` from `before` to `after`."""
+
+    target: str
+    attribute: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"change {self.attribute} of {self.target} from {self.before} to {self.after}"
+
+
+@dataclass(frozen=True)
+class Decline:
+    """A "no" with its reason in the user's words; falsy, so that `if not answer` reads well."""
+
+    code: Code
+    reason: str
+    fix: Fix | None = None
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.fix}" if self.fix else self.reason

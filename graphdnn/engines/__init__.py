@@ -1,0 +1,1 @@
+"""Ways to run a region: the contract, and one folder an engine."""

@@ -1,0 +1,128 @@
+"""The protocols between the layers: what an engine is, what it answers, and what it may ask of a machine.
+
+Engines implement `Engine`, `DevicePlan` or `HostPlan`; the runtime implements `Device` and `Store`; compiler.py hands
+them to each other.  Passes see engines only as a function from region to answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from graphdnn.answer import Decline
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import Array
+from graphdnn.target import Target
+
+Precision = Literal["ieee", "tf32", "reduced"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The user's options as engines see them; the frozen inside of CompileOptions."""
+
+    precision: Precision = "ieee"
+    deterministic: bool = False
+    workspace_limit: int | None = None
+    memory_limit: int | None = None
+    selection: str = "heuristic"
+    disabled_engines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Support:
+    """An engine's "yes": what the region would cost here, estimated from a roofline.
+
+    `precision` is what the arithmetic really is ("float32", "tf32", "float16 in, float32 accumulate", ...).
+    `last_resort` marks a correct kernel that exists so that every graph runs, not to be fast.
+    """
+
+    estimated_us: float
+    precision: str
+    kernels: int = 1
+    workspace_bytes: int = 0
+    deterministic: bool = True
+    last_resort: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One concrete plan that an engine proposes on a device, not built yet.  `recipe` is the engine's own."""
+
+    engine: str
+    region: Region
+    name: str
+    workspace_bytes: int
+    precision: str
+    deterministic: bool = True
+    notes: tuple[str, ...] = ()
+    recipe: Any = field(default=None, compare=False)
+
+
+class DevicePlan(Protocol):
+    """A built plan on a device.  Running it neither allocates nor copies nor waits."""
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that one run launches."""
+
+    def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
+        """Puts the work on a stream.  `addresses` are device addresses of the region's inputs, then its outputs, in
+        the region's order; `workspace` is the address of `workspace_bytes` aligned to 256."""
+
+
+@runtime_checkable
+class HostPlan(Protocol):
+    """A built plan in host memory."""
+
+    def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """The region's outputs, in the region's order, from its inputs."""
+
+
+class Store(Protocol):
+    """A cache of bytes by key, on disk; entries may vanish at any time."""
+
+    def get(self, kind: str, key: str) -> bytes | None: ...
+
+    def put(self, kind: str, key: str, content: bytes) -> None: ...
+
+
+class Device(Protocol):
+    """A present device, as engines need it: what it is, scratch for a trial run, and where to cache."""
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def stream(self) -> int:
+        """Address of a stream of our own, for building and trial runs."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """Device memory aligned to 256 bytes, with `.handle` (its address as an int) and `.close()`."""
+
+    def synchronize(self) -> None:
+        """Waits for `stream`.  Raises ExecutionError for an error of the device."""
+
+
+class Engine(Protocol):
+    """A way to run regions.  `supports` is cheap and needs no device; the others do."""
+
+    @property
+    def name(self) -> str: ...
+
+    def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
+        """Whether a plan exists on such a machine, by rules written down, and its estimated cost."""
+
+    def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
+        """The concrete plans, best first by the engine's own heuristics."""
+
+    def build(self, candidate: Candidate, device: Device) -> DevicePlan | HostPlan | Decline:
+        """The plan made ready to run, or why it could not be."""

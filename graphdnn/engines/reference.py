@@ -1,0 +1,46 @@
+"""The numpy engine: runs any region by the ops' definitions.  It is the CPU target and the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Candidate, Device, Policy, Support
+from graphdnn.engines.cost import roofline_us
+from graphdnn.ir.evaluate import apply, operand
+from graphdnn.ir.graph import Value
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import Array
+from graphdnn.target import Target
+
+
+class ReferenceEngine:
+    """Runs a region node by node; every intermediate is rounded to its type, as `evaluate` does."""
+
+    name = "reference"
+
+    def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
+        if target.kind != "cpu":
+            return Decline(Code.ARCHITECTURE, f"the reference engine computes on the CPU, and the target is {target}")
+        return Support(roofline_us(region, target), "as each node's type", kernels=1,
+                       notes=("numpy, node by node",))
+
+    def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate]:
+        return (Candidate(self.name, region, "numpy", 0, "as each node's type"),)
+
+    def build(self, candidate: Candidate, device: Device) -> ReferencePlan:
+        return ReferencePlan(candidate.region)
+
+
+class ReferencePlan:
+    """A region bound to its order of evaluation."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        values: dict[Value, Array] = dict(zip(self._region.inputs, inputs, strict=True))
+        for node in self._region.nodes:
+            results = apply(node.op, [operand(v, values, False) for v in node.operands], node.result_types)
+            values.update(zip(node.results, results, strict=True))
+        return [values[v] for v in self._region.outputs]

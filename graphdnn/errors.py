@@ -1,0 +1,21 @@
+"""The exceptions a user may see: one sentence each, saying who, what was found and what was needed."""
+
+
+class GraphDnnError(Exception):
+    """Anything that graphdnn refuses or fails to do."""
+
+
+class GraphError(GraphDnnError):
+    """The graph, or a document that describes one, is wrong."""
+
+
+class CompileError(GraphDnnError):
+    """A valid graph could not be compiled with these options for this target."""
+
+
+class ExecutionError(GraphDnnError):
+    """A compiled graph could not run: wrong arrays, a lost context, a plan that failed."""
+
+
+class SetupError(CompileError):
+    """A driver, a library or a version is missing, and nothing else can take its work."""

@@ -1,0 +1,1 @@
+"""What a graph is: types, operations with their one executable definition, immutable graphs, regions."""

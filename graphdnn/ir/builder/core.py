@@ -1,0 +1,85 @@
+"""What every family of builder methods stands on: sources of values, and the one call that adds a node."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.graph import Graph, Payload, Value
+from graphdnn.ir.op import Op
+from graphdnn.ir.ops.linear import MatMul
+from graphdnn.ir.ops.pointwise import Pointwise
+from graphdnn.ir.types import DType, TensorType, as_dtype
+from graphdnn.ir.writer import GraphWriter, Operand
+
+
+class BuilderCore:
+    """Sources and outputs of a graph in the making."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self._writer = GraphWriter(name, weakref.ref(self))
+
+    def input(self, name: str, shape: Sequence[int], dtype: DType, *, strides: Sequence[int] | None = None) -> Value:
+        """A tensor that the caller hands in: shape in logical order (N, C, spatial), strides in elements.
+
+        Absent strides mean row-major.  Raises GraphError for a taken name, an extent below 1, or negative strides.
+        """
+        return self._writer.input(name, checked_type(f"input {name}", shape, dtype, strides))
+
+    def state(self, name: str, shape: Sequence[int], dtype: DType) -> Value:
+        """A tensor that lives on between calls (a key/value cache, a running statistic); zero at first.
+
+        It is read like an input; `build(updates={name: new})` gives its next value.
+        """
+        return self._writer.state(name, checked_type(f"state {name}", shape, dtype, None))
+
+    def constant(self, array: Any, *, name: str | None = None) -> Value:
+        """A tensor with known content, from a numpy array (bfloat16 through ml_dtypes); it is copied."""
+        data = np.array(array, order="C", copy=True)
+        if data.dtype == np.float64 and not hasattr(array, "dtype"):
+            data = data.astype(np.float32)
+        type = checked_type(f"constant {name or ''}".strip(), data.shape, as_dtype(data.dtype), None)
+        data.setflags(write=False)
+        return self._writer.constant(Payload(type, data), name)
+
+    def build(self, outputs: Mapping[str, Value], updates: Mapping[str, Value] | None = None, *,
+              strides: Mapping[str, Sequence[int]] | None = None) -> Graph:
+        """The immutable graph with these outputs.  `strides` declares layouts of outputs, in elements."""
+        for name, value in {**outputs, **(updates or {})}.items():
+            self._check_owned(f"output {name}", value)
+        return self._writer.finish(outputs, updates, {n: tuple(s) for n, s in (strides or {}).items()})
+
+    def _add(self, op: Op, *operands: Operand, name: str | None) -> tuple[Value, ...]:
+        """Adds one user's node; Python numbers among the operands become immediates."""
+        for index, value in enumerate(operands):
+            if not isinstance(value, bool | int | float):
+                self._check_owned(f"{name or op.label}: operand {index}", value)
+        return self._writer.emit(op, operands, name=name)
+
+    def operate(self, fn: str, *operands: Operand) -> Value:
+        """What `+ - * /`, unary minus and `@` between values do."""
+        return self._add(MatMul() if fn == "matmul" else Pointwise(fn=fn), *operands, name=None)[0]
+
+    def _check_owned(self, who: str, value: object) -> None:
+        if not isinstance(value, Value):
+            raise GraphError(f"{who} is a {type(value).__name__}; a value of this builder is needed "
+                             "(wrap arrays with constant())")
+        if value.owner is None or value.owner() is not self:
+            raise GraphError(f"{who} is {value}, which belongs to another builder than {self._writer.name}")
+
+
+def checked_type(who: str, shape: Sequence[int], dtype: DType, strides: Sequence[int] | None) -> TensorType:
+    """A tensor type from a caller's words.  Raises GraphError naming `who` for extents or strides that cannot be."""
+    try:
+        extents = tuple(int(n) for n in shape)
+    except (TypeError, ValueError):
+        raise GraphError(f"{who}: shape is {shape!r}; a sequence of whole numbers is needed") from None
+    if min(extents, default=1) < 1:
+        raise GraphError(f"{who}: shape is {extents}; every extent must be at least 1")
+    if strides is not None and (len(strides) != len(extents) or min(strides, default=0) < 0):
+        raise GraphError(f"{who}: strides are {tuple(strides)}; {len(extents)} numbers, none negative, are needed")
+    return TensorType(extents, as_dtype(dtype), None if strides is None else tuple(strides))

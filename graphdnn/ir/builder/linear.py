@@ -1,0 +1,54 @@
+"""Builder methods for convolution and matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.builder.core import BuilderCore
+from graphdnn.ir.graph import Value
+from graphdnn.ir.ops.linear import Conv, MatMul
+
+Window = int | Sequence[int]
+Padding = int | Sequence[int] | Sequence[tuple[int, int]]
+
+
+class LinearMethods(BuilderCore):
+    """Operations with weights."""
+
+    def matmul(self, a: Value, b: Value, *, name: str | None = None) -> Value:
+        """C[..., m, n] = sum over k of A[..., m, k] * B[..., k, n]; batch axes broadcast; 8-bit integers give int32."""
+        return self._add(MatMul(), a, b, name=name)[0]
+
+    def conv(self, x: Value, w: Value, *, stride: Window = 1, padding: Padding = 0, dilation: Window = 1,
+             groups: int = 1, name: str | None = None) -> Value:
+        """Cross-correlation of x (N, C, *spatial) with w (K, C / groups, *kernel), zero outside; 2-D or 3-D.
+
+        `stride`, `dilation`: one number or one per spatial axis; `padding` also ((lo, hi), ...) per axis.
+        """
+        spatial = max(x.type.rank - 2, 0)
+        who = name or "conv"
+        attributes = Conv(stride=per_axis(who, "stride", stride, spatial), padding=pairs(who, padding, spatial),
+                          dilation=per_axis(who, "dilation", dilation, spatial), groups=int(groups))
+        return self._add(attributes, x, w, name=name)[0]
+
+
+def per_axis(who: str, what: str, value: Window, spatial: int) -> tuple[int, ...]:
+    """One number per spatial axis."""
+    if isinstance(value, int):
+        return (value,) * spatial
+    entries = tuple(value)
+    if len(entries) != spatial or not all(isinstance(v, int) for v in entries):
+        raise GraphError(f"{who}: {what} is {value!r}; a whole number or {spatial} of them are needed")
+    return entries
+
+
+def pairs(who: str, value: Padding, spatial: int) -> tuple[tuple[int, int], ...]:
+    """(lo, hi) per spatial axis."""
+    if isinstance(value, int):
+        return ((value, value),) * spatial
+    entries = [(v, v) if isinstance(v, int) else tuple(v) for v in value]
+    if len(entries) != spatial or not all(len(e) == 2 and all(isinstance(n, int) for n in e) for e in entries):
+        raise GraphError(f"{who}: padding is {value!r}; a whole number, {spatial} of them, or {spatial} (lo, hi) pairs "
+                         "are needed")
+    return tuple((lo, hi) for lo, hi in entries)

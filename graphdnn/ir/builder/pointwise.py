@@ -1,0 +1,166 @@
+"""Builder methods for pointwise ops; those without parameters are made from the rows of the table."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.builder.core import BuilderCore
+from graphdnn.ir.graph import Value
+from graphdnn.ir.ops.pointwise import FUNCTIONS, Bias, Cast, Fn, Pointwise, Select
+from graphdnn.ir.types import DType, as_dtype, normalize_axis
+from graphdnn.ir.writer import Operand
+
+
+class Unary(Protocol):
+    def __call__(self, x: Value, *, name: str | None = None) -> Value: ...
+
+
+class Binary(Protocol):
+    def __call__(self, a: Operand, b: Operand, *, name: str | None = None) -> Value: ...
+
+
+class PointwiseMethods(BuilderCore):
+    """Pointwise functions; see FUNCTIONS in graphdnn.ir.ops.pointwise for the equation of each."""
+
+    neg: Unary
+    abs: Unary
+    square: Unary
+    identity: Unary
+    exp: Unary
+    log: Unary
+    sqrt: Unary
+    rsqrt: Unary
+    reciprocal: Unary
+    sin: Unary
+    cos: Unary
+    tan: Unary
+    tanh: Unary
+    erf: Unary
+    ceil: Unary
+    floor: Unary
+    relu: Unary
+    sigmoid: Unary
+    silu: Unary
+    hard_sigmoid: Unary
+    hard_swish: Unary
+    logical_not: Unary
+
+    add: Binary
+    sub: Binary
+    mul: Binary
+    div: Binary
+    mod: Binary
+    pow: Binary
+    minimum: Binary
+    maximum: Binary
+    add_square: Binary
+    atan2: Binary
+    equal: Binary
+    not_equal: Binary
+    greater: Binary
+    greater_equal: Binary
+    less: Binary
+    less_equal: Binary
+    logical_and: Binary
+    logical_or: Binary
+    relu_backward: Binary
+    tanh_backward: Binary
+    sigmoid_backward: Binary
+    silu_backward: Binary
+
+    def gelu(self, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None) -> Value:
+        """x * (1 + erf(x / sqrt 2)) / 2, or with "tanh" x * (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))) / 2."""
+        return self._add(Pointwise(fn=gelu_form("gelu", approximate)), x, name=name)[0]
+
+    def gelu_backward(self, dy: Value, x: Value, *, approximate: Literal["none", "tanh"] = "none",
+                      name: str | None = None) -> Value:
+        """dy times the derivative of gelu at x."""
+        return self._add(Pointwise(fn=gelu_form("gelu", approximate) + "_backward"), dy, x, name=name)[0]
+
+    def leaky_relu(self, x: Value, *, negative_slope: float = 0.01, name: str | None = None) -> Value:
+        """x where x >= 0, negative_slope * x elsewhere."""
+        return self._add(Pointwise(fn="leaky_relu", parameters=(float(negative_slope),)), x, name=name)[0]
+
+    def elu(self, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
+        """x where x >= 0, alpha * (e ** x - 1) elsewhere."""
+        return self._add(Pointwise(fn="elu", parameters=(float(alpha),)), x, name=name)[0]
+
+    def elu_backward(self, dy: Value, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
+        """dy where x >= 0, dy * alpha * e ** x elsewhere."""
+        return self._add(Pointwise(fn="elu_backward", parameters=(float(alpha),)), dy, x, name=name)[0]
+
+    def softplus(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
+        """log(1 + e ** (beta x)) / beta."""
+        return self._add(Pointwise(fn="softplus", parameters=(nonzero("softplus", beta),)), x, name=name)[0]
+
+    def softplus_backward(self, dy: Value, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
+        """dy * sigmoid(beta x)."""
+        return self._add(Pointwise(fn="softplus_backward", parameters=(nonzero("softplus", beta),)), dy, x, name=name)[0]
+
+    def swish(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
+        """x * sigmoid(beta x)."""
+        return self._add(Pointwise(fn="swish", parameters=(float(beta),)), x, name=name)[0]
+
+    def swish_backward(self, dy: Value, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
+        """dy times the derivative of swish at x."""
+        return self._add(Pointwise(fn="swish_backward", parameters=(float(beta),)), dy, x, name=name)[0]
+
+    def clip(self, x: Value, *, min: float | None = None, max: float | None = None, name: str | None = None) -> Value:
+        """x held between min and max, either of which may be absent; NaN stays NaN."""
+        if min is None and max is None:
+            raise GraphError("clip: min and max are both absent; at least one is needed")
+        if min is not None and max is not None and min > max:
+            raise GraphError(f"clip: min={min} is above max={max}")
+        number = float if x.type.dtype.is_float else int
+        bounds = tuple(None if v is None else number(v) for v in (min, max))
+        return self._add(Pointwise(fn="clip", parameters=bounds), x, name=name)[0]
+
+    def cast(self, x: Value, dtype: DType, *, name: str | None = None) -> Value:
+        """x rounded to `dtype`: to nearest even between floats, toward zero to integers, x != 0 to bool."""
+        return self._add(Cast(dtype=as_dtype(dtype).name), x, name=name)[0]
+
+    def select(self, condition: Value, a: Operand, b: Operand, *, name: str | None = None) -> Value:
+        """a where condition (bool) holds, b elsewhere; all three broadcast."""
+        return self._add(Select(), condition, a, b, name=name)[0]
+
+    def bias(self, x: Value, b: Value, *, axis: int | None = None, name: str | None = None) -> Value:
+        """x + b with x's shape; b broadcasts against x, and a 1-D b must name the axis of x that it lies along."""
+        if b.type.rank == 1 and axis is None and x.type.rank > 1:
+            fits = [a for a, n in enumerate(x.type.shape) if n == b.type.shape[0]]
+            raise GraphError(f"{name or 'bias'}: b is 1-D ({b.type}) and x is {x.type}; name its axis"
+                             f"{f', such as axis={fits[0]}' if fits else ''}")
+        if axis is not None:
+            axis = normalize_axis(axis, x.type.rank, name or "bias")
+        return self._add(Bias(axis=axis), x, b, name=name)[0]
+
+
+def gelu_form(stem: str, approximate: str) -> str:
+    if approximate not in ("none", "tanh"):
+        raise GraphError(f'{stem}: approximate is {approximate!r}; "none" or "tanh" is needed')
+    return stem if approximate == "none" else f"{stem}_tanh"
+
+
+def nonzero(who: str, beta: float) -> float:
+    if beta == 0:
+        raise GraphError(f"{who}: beta is 0; another number is needed")
+    return float(beta)
+
+
+def _method(fn: str, row: Fn) -> object:
+    if row.arity == 1:
+        def unary(self: BuilderCore, x: Value, *, name: str | None = None) -> Value:
+            return self._add(Pointwise(fn=fn), x, name=name)[0]
+        made: object = unary
+    else:
+        def binary(self: BuilderCore, a: Operand, b: Operand, *, name: str | None = None) -> Value:
+            return self._add(Pointwise(fn=fn), a, b, name=name)[0]
+        made = binary
+    made.__name__, made.__qualname__ = fn, f"GraphBuilder.{fn}"  # type: ignore[attr-defined]
+    made.__doc__ = f"{row.equation}."
+    return made
+
+
+for _fn, _row in FUNCTIONS.items():
+    if _fn not in vars(PointwiseMethods) and not _row.parameters and not _fn.startswith("gelu"):
+        setattr(PointwiseMethods, _fn, _method(_fn, _row))

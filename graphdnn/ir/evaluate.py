@@ -1,0 +1,100 @@
+"""Running a graph in numpy by the ops' definitions: the CPU target, and the oracle for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.op import Op
+from graphdnn.ir.types import Array, DType, TensorType, as_dtype, float64
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = None, *,
+             states: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """Outputs of `graph` by the numpy definition, rounded once per node to its type.
+
+    With `dtype=float64` float arithmetic is done in, and rounded to, float64 throughout; explicit casts round to
+    their type, and integer and bool types keep their meaning.  States not given are zero; next values of states are
+    not returned (see `run`).
+    """
+    outputs, _ = run(graph, inputs, dtype, states=states)
+    return outputs
+
+
+def run(graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = None, *,
+        states: Mapping[str, Array] | None = None) -> tuple[dict[str, Array], dict[str, Array]]:
+    """As `evaluate`, and the next values of the states that are updated."""
+    if dtype not in (None, float64):
+        raise GraphError(f"evaluate: dtype is {dtype}; None (the graph's own types) or float64 is needed")
+    check_inputs(graph, inputs)
+    wide = dtype is float64 or dtype == float64
+    values: dict[Value, Array] = {}
+
+    def store(value: Value, array: Array) -> None:
+        values[value] = widened(array) if wide else np.asarray(array)
+
+    for name, value in graph.inputs.items():
+        store(value, inputs[name])
+    for name, value in graph.states.items():
+        given = (states or {}).get(name)
+        store(value, np.zeros(value.type.shape, value.type.dtype.numpy) if given is None else given)
+    for name, value in graph.constants.items():
+        store(value, graph.payloads[name].array())
+    last_use = {v: n for n in graph.nodes for v in n.operands}
+    for node in graph.nodes:
+        operands = [operand(v, values, wide) for v in node.operands]
+        results = apply(node.op, operands, None if wide else node.result_types)
+        for value, array in zip(node.results, results, strict=True):
+            store(value, array)
+        for value in node.operands:
+            if last_use[value] is node and value not in graph.escaping:
+                values.pop(value, None)
+    return ({name: values[v] for name, v in graph.outputs.items()},
+            {name: values[v] for name, v in graph.updates.items()})
+
+
+def operand(value: Value, values: Mapping[Value, Array], wide: bool) -> Array:
+    if value.literal is None:
+        return values[value]
+    dtype = value.type.dtype
+    return np.asarray(value.literal, np.float64 if wide and dtype.is_float else dtype.compute.numpy)
+
+
+def widened(array: Array) -> Array:
+    """Floats as float64, everything else as it is."""
+    return array.astype(np.float64) if is_float(array) else np.asarray(array)
+
+
+def is_float(array: Array) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def apply(op: Op, operands: Sequence[Array], result_types: Sequence[TensorType] | None) -> tuple[Array, ...]:
+    """One op by its definition: halves are computed in float32, and results rounded to `result_types` where given.
+
+    Overflow to infinity and operations on NaN are results like others here, so numpy's warnings are off.
+    """
+    compute = [a.astype(np.float32) if is_float(a) and a.dtype.itemsize < 4 else a for a in operands]
+    with np.errstate(all="ignore"):
+        results = op.reference(*compute)
+        if result_types is None:
+            return tuple(np.asarray(r) for r in results)
+        return tuple(np.asarray(r).astype(t.dtype.numpy, copy=False) for r, t in zip(results, result_types, strict=True))
+
+
+def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:
+    """Raises GraphError naming the first input that is missing, extra, or of the wrong type or shape."""
+    for name in inputs:
+        if name not in graph.inputs:
+            raise GraphError(f"{name} is not an input of graph {graph.name}; its inputs are {', '.join(graph.inputs)}")
+    for name, value in graph.inputs.items():
+        if name not in inputs:
+            raise GraphError(f"input {name} ({value.type}) of graph {graph.name} is missing")
+        array = inputs[name]
+        if tuple(array.shape) != value.type.shape:
+            raise GraphError(f"input {name} has shape {tuple(array.shape)}; {value.type.shape} is needed")
+        if as_dtype(array.dtype) != value.type.dtype:
+            raise GraphError(f"input {name} is {array.dtype}; {value.type.dtype} is needed")

@@ -1,0 +1,289 @@
+"""Graphs: values with identity, nodes, constants by content, and the immutable graph that holds them."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.op import Op
+from graphdnn.ir.types import Array, TensorType
+
+
+class Owner(Protocol):
+    """Whoever made a value and can apply a pointwise op or a matmul to it: a GraphBuilder."""
+
+    def operate(self, fn: str, *operands: Value | float) -> Value: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One tensor in a graph.  Values have identity: two with equal fields are two tensors.
+
+    `literal` is set on immediates only: a Python scalar used as an operand, of shape () and of the other operand's
+    type, kept at full precision as PyTorch keeps it.  `owner` is the builder, while there is one, for `+ - * / @`.
+    """
+
+    name: str
+    type: TensorType
+    literal: bool | int | float | None = None
+    owner: weakref.ref[Owner] | None = field(default=None, repr=False)
+
+    def _operate(self, fn: str, *operands: Value | float) -> Value:
+        owner = self.owner() if self.owner else None
+        if owner is None:
+            raise GraphError(f"{self}: its builder is gone, so it takes no more operators; build the graph in one place")
+        return owner.operate(fn, *operands)
+
+    def __add__(self, other: Value | float) -> Value:
+        return self._operate("add", self, other)
+
+    def __radd__(self, other: float) -> Value:
+        return self._operate("add", other, self)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._operate("sub", self, other)
+
+    def __rsub__(self, other: float) -> Value:
+        return self._operate("sub", other, self)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self._operate("mul", self, other)
+
+    def __rmul__(self, other: float) -> Value:
+        return self._operate("mul", other, self)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return self._operate("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Value:
+        return self._operate("div", other, self)
+
+    def __neg__(self) -> Value:
+        return self._operate("neg", self)
+
+    def __matmul__(self, other: Value) -> Value:
+        return self._operate("matmul", self, other)
+
+    def __str__(self) -> str:
+        return f"%{self.name}" if self.literal is None else repr(self.literal)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One application of an op.  `origins` are the names of the user's nodes whose work it does."""
+
+    name: str
+    op: Op
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    origins: tuple[str, ...]
+
+    @property
+    def result(self) -> Value:
+        """The first result; the only one of most ops."""
+        return self.results[0]
+
+    @property
+    def operand_types(self) -> tuple[TensorType, ...]:
+        return tuple(v.type for v in self.operands)
+
+    @property
+    def result_types(self) -> tuple[TensorType, ...]:
+        return tuple(v.type for v in self.results)
+
+    @property
+    def flops(self) -> int:
+        return self.op.flops(self.operand_types, self.result_types)
+
+    def __str__(self) -> str:
+        return f"{self.op.label} %{self.name}"
+
+
+class Payload:
+    """What a constant holds: an array, a promise to compute one, or a hash whose array is elsewhere.
+
+    Planning and explaining need `type` and `digest` only; `array()` is asked for when a graph is to run.
+    """
+
+    def __init__(self, type: TensorType, array: Array | None = None, digest: str | None = None,
+                 compute: Compute | None = None) -> None:
+        self.type = type
+        self._array = array
+        self._digest = digest
+        self._compute = compute
+
+    @property
+    def has_data(self) -> bool:
+        if self._array is not None:
+            return True
+        return self._compute is not None and all(p.has_data for p in self._compute.operands if isinstance(p, Payload))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over type and content, in hexadecimal; equal constants have equal digests."""
+        if self._digest is None:
+            if self._array is not None:
+                self._digest = content_digest(self._array)
+            elif self._compute is not None:
+                parts = [p.digest if isinstance(p, Payload) else repr(p) for p in self._compute.operands]
+                text = f"{self._compute.op!r} {self._compute.index} {' '.join(parts)}"
+                self._digest = hashlib.sha256(text.encode()).hexdigest()
+            else:
+                raise GraphError(f"a constant of type {self.type} has neither data nor a digest")
+        return self._digest
+
+    def array(self) -> Array:
+        """The data, computed once where it was promised.  Raises GraphError where there is only a digest."""
+        if self._array is None:
+            if self._compute is None:
+                raise GraphError(f"constant {self.digest[:12]} of type {self.type} has no data here; it was not loaded")
+            self._array = self._compute.run(self.type)
+        return self._array
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Result `index` of `op` on constants and Python scalars, evaluated when the data is asked for."""
+
+    op: Op
+    operands: tuple[Payload | float, ...]
+    operand_types: tuple[TensorType, ...]
+    index: int = 0
+
+    def run(self, type: TensorType) -> Array:
+        from graphdnn.ir.evaluate import apply
+
+        arrays = [
+            p.array() if isinstance(p, Payload) else np.asarray(p, t.dtype.compute.numpy)
+            for p, t in zip(self.operands, self.operand_types, strict=True)
+        ]
+        return apply(self.op, arrays, result_types=None)[self.index].astype(type.dtype.numpy)
+
+
+def content_digest(array: Array) -> str:
+    """SHA-256 over data type, shape and the elements in row-major order."""
+    sha = hashlib.sha256(f"{array.dtype.name} {array.shape}".encode())
+    sha.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+    return sha.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An immutable, typed, verified graph.  `nodes` stand in topological order.
+
+    `inputs`, `constants`, `states` and `outputs` are values by name; `updates` gives the next value of each state
+    that changes; `output_strides` holds declared layouts of outputs (absent means row-major).  Analyses are cached.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    inputs: Mapping[str, Value]
+    constants: Mapping[str, Value]
+    payloads: Mapping[str, Payload]
+    outputs: Mapping[str, Value]
+    states: Mapping[str, Value] = field(default_factory=dict)
+    updates: Mapping[str, Value] = field(default_factory=dict)
+    output_strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "constants", "payloads", "outputs", "states", "updates", "output_strides"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    @cached_property
+    def producer(self) -> Mapping[Value, Node]:
+        """The node that makes each value; inputs, constants, states and immediates have none."""
+        return {v: n for n in self.nodes for v in n.results}
+
+    @cached_property
+    def users(self) -> Mapping[Value, tuple[Node, ...]]:
+        """The nodes that read each value, each once, in order; values that nothing reads are absent."""
+        users: dict[Value, dict[Node, None]] = {}
+        for node in self.nodes:
+            for value in node.operands:
+                users.setdefault(value, {})[node] = None
+        return {v: tuple(ns) for v, ns in users.items()}
+
+    @cached_property
+    def position(self) -> Mapping[Node, int]:
+        """Each node's place in the topological order."""
+        return {n: i for i, n in enumerate(self.nodes)}
+
+    @cached_property
+    def escaping(self) -> frozenset[Value]:
+        """Values that are needed outside: outputs and next values of states."""
+        return frozenset((*self.outputs.values(), *self.updates.values()))
+
+    @cached_property
+    def ancestors(self) -> Mapping[Node, int]:
+        """For each node the bit set (by `position`) of the nodes it depends on, itself excluded."""
+        masks: dict[Node, int] = {}
+        for node in self.nodes:
+            mask = 0
+            for value in node.operands:
+                source = self.producer.get(value)
+                if source is not None:
+                    mask |= masks[source] | (1 << self.position[source])
+            masks[node] = mask
+        return masks
+
+    @cached_property
+    def descendants(self) -> Mapping[Node, int]:
+        """For each node the bit set of the nodes that depend on it, itself excluded."""
+        masks: dict[Node, int] = {}
+        for node in reversed(self.nodes):
+            mask = 0
+            for value in node.results:
+                for user in self.users.get(value, ()):
+                    mask |= masks[user] | (1 << self.position[user])
+            masks[node] = mask
+        return masks
+
+    def node(self, name: str) -> Node:
+        """The node of that name.  Raises GraphError with the nearest names when there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise GraphError(f"graph {self.name} has no node {name}; it has {', '.join(n.name for n in self.nodes[:8])}")
+
+    def output_type(self, name: str) -> TensorType:
+        """Type of an output as the caller gets it: with declared strides, or row-major."""
+        return self.outputs[name].type.with_strides(self.output_strides.get(name))
+
+    def to_json(self) -> str:
+        """The graph as a JSON document with a schema version (see graphdnn.ir.document)."""
+        from graphdnn.ir.document import dump
+
+        return dump(self)
+
+    @staticmethod
+    def from_json(text: str, constants: Mapping[str, Array] | None = None) -> Graph:
+        """The graph of a JSON document.  Raises GraphError naming the first wrong field."""
+        from graphdnn.ir.document import load
+
+        return load(text, constants)
+
+    def save(self, path: str) -> None:
+        """Writes the JSON document to `path` and constants over 1 KiB to a safetensors file beside it."""
+        from graphdnn.ir.document import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str) -> Graph:
+        """Reads what `save` wrote."""
+        from graphdnn.ir.document import read
+
+        return read(path)
+
+    def __str__(self) -> str:
+        from graphdnn.ir.text import print_graph
+
+        return print_graph(self)

@@ -1,0 +1,99 @@
+"""What an operation is: a frozen dataclass whose fields are its attributes, with types and one numpy meaning."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, dataclass_transform
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.types import Array, TensorType
+
+if TYPE_CHECKING:
+    from graphdnn.ir.graph import Value
+
+
+class Make(Protocol):
+    """Emits one node and returns its first result; `make.all` returns every result.
+
+    Python numbers among the operands become immediates of the other operands' type.
+    """
+
+    def __call__(self, op: Op, /, *operands: Value | float) -> Value: ...
+
+    def all(self, op: Op, /, *operands: Value | float) -> tuple[Value, ...]: ...
+
+
+C = TypeVar("C", bound="Op")
+
+
+class Op(ABC):
+    """Base of all operations.  Two ops with equal attributes are equal; the values they give are not.
+
+    `reference` receives arrays in compute precision (float16 and bfloat16 widened to float32; everything float64 when
+    a float64 evaluation is asked for) and returns arrays that the caller rounds once to the inferred types.  It
+    accumulates in the precision it is given, never lower.
+    """
+
+    kind: ClassVar[str]
+    """Name of the class of operations, as in documents; unique."""
+    promotes: ClassVar[bool] = True
+    """Whether float operands of different types must first be cast to the common one (see passes/promote.py)."""
+
+    @property
+    def label(self) -> str:
+        """What people call it, in text, patterns and reports: the kind, or the function of a pointwise op."""
+        return self.kind
+
+    @property
+    def operand_names(self) -> tuple[str, ...]:
+        """What each operand is called in messages, in order; shorter than the operands for variadic ops."""
+        return ()
+
+    @abstractmethod
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        """Types of the results, strides unset.  Raises GraphError naming both types when operands do not fit."""
+
+    @abstractmethod
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        """The numpy definition."""
+
+    def expand(self, make: Make, *operands: Value) -> tuple[Value, ...] | None:
+        """The same function in smaller ops, exact; None where the op is not composite."""
+        return None
+
+    def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Arithmetic operations, a multiply-add counted as two; one per result element unless an op says otherwise."""
+        return sum(r.size for r in results)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the op only renames elements and can cost nothing (reshape, transpose, expand, slice, split, ...)."""
+        return False
+
+    def attributes(self) -> dict[str, object]:
+        """Attribute values by name, in declaration order."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.label
+
+
+OPS: dict[str, type[Op]] = {}
+"""Every op class by kind.  Filled by `@op` as graphdnn.ir.ops is imported."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def op(kind: str) -> Callable[[type[C]], type[C]]:
+    """Makes a class a frozen, keyword-only dataclass and registers it under `kind`; a second use is an error."""
+
+    def declare(cls: type[C]) -> type[C]:
+        if kind in OPS:
+            raise GraphError(f"op {kind} is declared twice: in {OPS[kind].__module__} and in {cls.__module__}")
+        made = dataclass(frozen=True, kw_only=True, repr=True)(cls)
+        made.kind = kind
+        OPS[kind] = made
+        return made
+
+    return declare

@@ -1,0 +1,333 @@
+"""Pointwise operations: one result element from the operands' elements at the same place, with broadcasting.
+
+The functions are rows of one table; `Bias` and `Cast` are pointwise too, but have attributes that are not numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.op import Op, op
+from graphdnn.ir.types import DTYPES, Array, DType, TensorType, bool_, broadcast_shapes, promote
+
+
+@dataclass(frozen=True)
+class Fn:
+    """One pointwise function: arity, numpy meaning, parameters with their defaults, and what types it takes.
+
+    `takes` is "float", "number" (floats and integers), "integer", "bool" or "any"; `gives` is None for the operands'
+    common type or a fixed type.
+    """
+
+    arity: int
+    numpy: Callable[..., Array]
+    equation: str
+    parameters: tuple[tuple[str, float | None], ...] = ()
+    takes: str = "number"
+    gives: DType | None = None
+
+
+def _special(name: str) -> Callable[..., Array]:
+    """A scipy.special function, imported when first called."""
+
+    def call(*arrays: Array) -> Array:
+        import scipy.special
+
+        result: Array = getattr(scipy.special, name)(*arrays)
+        return result
+
+    return call
+
+
+_erf = _special("erf")
+_sigmoid = _special("expit")
+
+
+def _gelu(x: Array) -> Array:
+    return x * (0.5 * (1 + _erf(x * np.asarray(math.sqrt(0.5), x.dtype))))
+
+
+def _tanh_argument(x: Array) -> Array:
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(_tanh_argument(x)))
+
+
+def _softplus(x: Array, beta: float) -> Array:
+    return np.logaddexp(0, beta * x) / beta
+
+
+def _hard_sigmoid(x: Array) -> Array:
+    return np.clip(x / 6 + 0.5, 0, 1)
+
+
+def _maximum_with(bound: float, x: Array) -> Array:
+    return np.maximum(x, np.asarray(bound, x.dtype))
+
+
+def _clip(x: Array, low: float | None, high: float | None) -> Array:
+    out = x if low is None else np.maximum(x, np.asarray(low, x.dtype))
+    return out if high is None else np.minimum(out, np.asarray(high, x.dtype))
+
+
+def _trunc_divide(a: Array, b: Array) -> Array:
+    """a / b; for integers rounded toward zero, and 0 where b is 0."""
+    if a.dtype.kind == "f":
+        return a / b
+    safe = np.where(b == 0, 1, b)
+    quotient = np.abs(a) // np.abs(safe) * np.sign(a) * np.sign(safe)
+    return np.where(b == 0, 0, quotient).astype(np.result_type(a, b))
+
+
+def _remainder(a: Array, b: Array) -> Array:
+    """a - b * trunc(a / b), the sign of a, as C has it; 0 for integers where b is 0."""
+    if a.dtype.kind == "f":
+        return np.fmod(a, b)
+    return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b))).astype(np.result_type(a, b))
+
+
+def _gelu_backward(dy: Array, x: Array) -> Array:
+    density = np.exp(-0.5 * x * x) * np.asarray(1 / math.sqrt(2 * math.pi), x.dtype)
+    return dy * (0.5 * (1 + _erf(x * np.asarray(math.sqrt(0.5), x.dtype))) + x * density)
+
+
+def _gelu_tanh_backward(dy: Array, x: Array) -> Array:
+    t = np.tanh(_tanh_argument(x))
+    slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
+
+
+def _silu_backward(dy: Array, x: Array) -> Array:
+    s = _sigmoid(x)
+    return dy * (s + x * s * (1 - s))
+
+
+FUNCTIONS: dict[str, Fn] = {
+    # arithmetic
+    "add": Fn(2, np.add, "a + b"),
+    "sub": Fn(2, np.subtract, "a - b"),
+    "mul": Fn(2, np.multiply, "a * b"),
+    "div": Fn(2, _trunc_divide, "a / b (integers: rounded toward zero, 0 where b is 0)"),
+    "mod": Fn(2, _remainder, "a - b * trunc(a / b) (integers: 0 where b is 0)"),
+    "pow": Fn(2, np.power, "a ** b", takes="float"),
+    "minimum": Fn(2, np.minimum, "the smaller of a and b; NaN if either is"),
+    "maximum": Fn(2, np.maximum, "the larger of a and b; NaN if either is"),
+    "add_square": Fn(2, lambda a, b: a + b * b, "a + b * b"),
+    "atan2": Fn(2, np.arctan2, "angle of the point (b, a), in radians", takes="float"),
+    "neg": Fn(1, np.negative, "-x"),
+    "abs": Fn(1, np.abs, "|x|"),
+    "square": Fn(1, np.square, "x * x"),
+    "identity": Fn(1, lambda x: x, "x", takes="any"),
+    # elementary functions
+    "exp": Fn(1, np.exp, "e ** x", takes="float"),
+    "log": Fn(1, np.log, "natural logarithm of x", takes="float"),
+    "sqrt": Fn(1, np.sqrt, "square root of x", takes="float"),
+    "rsqrt": Fn(1, lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", takes="float"),
+    "reciprocal": Fn(1, lambda x: 1 / x, "1 / x", takes="float"),
+    "sin": Fn(1, np.sin, "sine of x radians", takes="float"),
+    "cos": Fn(1, np.cos, "cosine of x radians", takes="float"),
+    "tan": Fn(1, np.tan, "tangent of x radians", takes="float"),
+    "tanh": Fn(1, np.tanh, "hyperbolic tangent of x", takes="float"),
+    "erf": Fn(1, _erf, "error function of x", takes="float"),
+    "ceil": Fn(1, np.ceil, "least whole number not below x", takes="float"),
+    "floor": Fn(1, np.floor, "greatest whole number not above x", takes="float"),
+    # activations
+    "relu": Fn(1, lambda x: _maximum_with(0, x), "max(x, 0)"),
+    "leaky_relu": Fn(1, lambda x, slope: np.where(x < 0, slope * x, x), "x where x >= 0, negative_slope * x elsewhere",
+                     (("negative_slope", 0.01),), takes="float"),
+    "elu": Fn(1, lambda x, alpha: np.where(x < 0, alpha * np.expm1(x), x), "x where x >= 0, alpha * (e ** x - 1) elsewhere",
+              (("alpha", 1.0),), takes="float"),
+    "gelu": Fn(1, _gelu, "x * (1 + erf(x / sqrt 2)) / 2", takes="float"),
+    "gelu_tanh": Fn(1, _gelu_tanh, "x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3))) / 2", takes="float"),
+    "sigmoid": Fn(1, _sigmoid, "1 / (1 + e ** -x)", takes="float"),
+    "silu": Fn(1, lambda x: x * _sigmoid(x), "x * sigmoid(x)", takes="float"),
+    "softplus": Fn(1, _softplus, "log(1 + e ** (beta x)) / beta", (("beta", 1.0),), takes="float"),
+    "swish": Fn(1, lambda x, beta: x * _sigmoid(beta * x), "x * sigmoid(beta x)", (("beta", 1.0),), takes="float"),
+    "hard_sigmoid": Fn(1, _hard_sigmoid, "min(max(x / 6 + 1/2, 0), 1)", takes="float"),
+    "hard_swish": Fn(1, lambda x: x * _hard_sigmoid(x), "x * hard_sigmoid(x)", takes="float"),
+    "clip": Fn(1, _clip, "x held between min and max; NaN stays", (("min", None), ("max", None))),
+    # gradients of activations: dy times the derivative at x (at y, the activation's result, for tanh and sigmoid)
+    "relu_backward": Fn(2, lambda dy, x: np.where(x > 0, dy, np.zeros_like(dy)), "dy where x > 0, 0 elsewhere",
+                        takes="float"),
+    "tanh_backward": Fn(2, lambda dy, y: dy * (1 - y * y), "dy * (1 - y * y), y = tanh(x)", takes="float"),
+    "sigmoid_backward": Fn(2, lambda dy, y: dy * y * (1 - y), "dy * y * (1 - y), y = sigmoid(x)", takes="float"),
+    "elu_backward": Fn(2, lambda dy, x, alpha: dy * np.where(x < 0, alpha * np.exp(x), 1).astype(x.dtype),
+                       "dy where x >= 0, dy * alpha * e ** x elsewhere", (("alpha", 1.0),), takes="float"),
+    "gelu_backward": Fn(2, _gelu_backward, "dy * d gelu(x) / dx", takes="float"),
+    "gelu_tanh_backward": Fn(2, _gelu_tanh_backward, "dy * d gelu_tanh(x) / dx", takes="float"),
+    "silu_backward": Fn(2, _silu_backward, "dy * d silu(x) / dx", takes="float"),
+    "softplus_backward": Fn(2, lambda dy, x, beta: dy * _sigmoid(beta * x), "dy * sigmoid(beta x)", (("beta", 1.0),),
+                            takes="float"),
+    "swish_backward": Fn(2, lambda dy, x, beta: dy * (_sigmoid(beta * x) * (1 + beta * x * (1 - _sigmoid(beta * x)))),
+                         "dy * d swish(x) / dx", (("beta", 1.0),), takes="float"),
+    # comparisons and logic
+    "equal": Fn(2, np.equal, "a == b", takes="any", gives=bool_),
+    "not_equal": Fn(2, np.not_equal, "a != b", takes="any", gives=bool_),
+    "greater": Fn(2, np.greater, "a > b", gives=bool_),
+    "greater_equal": Fn(2, np.greater_equal, "a >= b", gives=bool_),
+    "less": Fn(2, np.less, "a < b", gives=bool_),
+    "less_equal": Fn(2, np.less_equal, "a <= b", gives=bool_),
+    "logical_and": Fn(2, np.logical_and, "a and b", takes="bool", gives=bool_),
+    "logical_or": Fn(2, np.logical_or, "a or b", takes="bool", gives=bool_),
+    "logical_not": Fn(1, np.logical_not, "not x", takes="bool", gives=bool_),
+}
+"""Every pointwise function by name, by subject; order has no meaning.  `select` is an op of its own below."""
+
+TAKES: dict[str, Callable[[DType], bool]] = {
+    "float": lambda t: t.is_float,
+    "number": lambda t: t.kind != "bool",
+    "integer": lambda t: t.is_integer,
+    "bool": lambda t: t.kind == "bool",
+    "any": lambda t: True,
+}
+
+
+class Elementwise(Op):
+    """Base of the pointwise ops: operands broadcast as in numpy; arithmetic in float32 for the halves."""
+
+    promotes = False
+
+    @property
+    @abstractmethod
+    def function(self) -> str:
+        """Row of FUNCTIONS that the op applies, or "select"."""
+
+    def aligned(self, index: int, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+        """Shape of operand `index` with size-1 axes put in, so that it has the result's rank."""
+        return (1,) * (rank - len(shape)) + shape
+
+
+def result_shape(who: str, names: tuple[str, ...], operands: tuple[TensorType, ...]) -> tuple[int, ...]:
+    """Broadcast shape of the operands.  Raises GraphError naming the operands, their types and the axis."""
+    try:
+        return broadcast_shapes(*(t.shape for t in operands))
+    except ValueError as error:
+        described = ", ".join(f"{n} is {t}" for n, t in zip(names, operands, strict=True))
+        raise GraphError(f"{who}: operands do not broadcast at {error}: {described}") from None
+
+
+def common_type(who: str, names: tuple[str, ...], operands: tuple[TensorType, ...]) -> DType:
+    """Promoted type of the operands.  Raises GraphError naming them, with a cast as the fix."""
+    try:
+        return promote(*(t.dtype for t in operands))
+    except ValueError as error:
+        described = ", ".join(f"{n} is {t}" for n, t in zip(names, operands, strict=True))
+        raise GraphError(f"{who}: types do not go together ({error}), cast one of them: {described}") from None
+
+
+@op("pointwise")
+class Pointwise(Elementwise):
+    """y[i] = fn(operands at i), fn a row of FUNCTIONS; `parameters` are its numbers in the row's order."""
+
+    fn: str
+    parameters: tuple[float | None, ...] = ()
+
+    @property
+    def function(self) -> str:
+        return self.fn
+
+    @property
+    def label(self) -> str:
+        return self.fn
+
+    @property
+    def operand_names(self) -> tuple[str, ...]:
+        return ("x",) if FUNCTIONS[self.fn].arity == 1 else ("a", "b")
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        row = FUNCTIONS[self.fn]
+        if len(operands) != row.arity or len(self.parameters) != len(row.parameters):
+            raise GraphError(f"{self.fn}: takes {row.arity} operands and {len(row.parameters)} parameters, "
+                             f"not {len(operands)} and {len(self.parameters)}")
+        dtype = common_type(self.fn, self.operand_names, operands)
+        if not TAKES[row.takes](dtype):
+            raise GraphError(f"{self.fn}: operand is {dtype}; a {row.takes} type is needed")
+        return (TensorType(result_shape(self.fn, self.operand_names, operands), row.gives or dtype),)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        return (FUNCTIONS[self.fn].numpy(*operands, *self.parameters),)
+
+
+@op("bias")
+class Bias(Elementwise):
+    """y = x + b, b broadcast against x; a 1-D b lies along `axis` of x, and the result has x's shape."""
+
+    axis: int | None = None
+
+    @property
+    def function(self) -> str:
+        return "add"
+
+    @property
+    def operand_names(self) -> tuple[str, ...]:
+        return ("x", "b")
+
+    def aligned(self, index: int, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+        if index == 1 and self.axis is not None:
+            return tuple(shape[0] if a == self.axis else 1 for a in range(rank))
+        return super().aligned(index, shape, rank)
+
+    def infer(self, x: TensorType, b: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
+        dtype = common_type("bias", self.operand_names, (x, b))
+        if not TAKES["number"](dtype):
+            raise GraphError(f"bias: x is {x}; a number type is needed")
+        if self.axis is not None and (b.rank != 1 or not 0 <= self.axis < x.rank):
+            raise GraphError(f"bias: axis={self.axis} goes with a 1-D b along an axis of x, but x is {x} and b is {b}")
+        shape = result_shape("bias", self.operand_names, (x, TensorType(self.aligned(1, b.shape, x.rank), b.dtype)))
+        if shape != x.shape:
+            raise GraphError(f"bias: b must broadcast to x's shape, but x is {x} and b is {b}")
+        return (TensorType(shape, dtype),)
+
+    def reference(self, x: Array, b: Array) -> tuple[Array, ...]:  # type: ignore[override]
+        return (x + b.reshape(self.aligned(1, b.shape, x.ndim)),)
+
+
+@op("cast")
+class Cast(Elementwise):
+    """y = x rounded to `dtype` (nearest, ties to even); floats to integers toward zero, to bool x != 0."""
+
+    dtype: str
+
+    @property
+    def function(self) -> str:
+        return "identity"
+
+    @property
+    def target(self) -> DType:
+        return DTYPES[self.dtype]
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
+        return (TensorType(x.shape, self.target),)
+
+    def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
+        return (x.astype(self.target.numpy),)
+
+
+@op("select")
+class Select(Elementwise):
+    """y = a where condition holds, b elsewhere; all three broadcast."""
+
+    @property
+    def function(self) -> str:
+        return "select"
+
+    @property
+    def operand_names(self) -> tuple[str, ...]:
+        return ("condition", "a", "b")
+
+    def infer(self, condition: TensorType, a: TensorType, b: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
+        if condition.dtype != bool_:
+            raise GraphError(f"select: condition is {condition}; a bool tensor is needed")
+        dtype = common_type("select", ("a", "b"), (a, b))
+        return (TensorType(result_shape("select", self.operand_names, (condition, a, b)), dtype),)
+
+    def reference(self, condition: Array, a: Array, b: Array) -> tuple[Array, ...]:  # type: ignore[override]
+        return (np.where(condition, a, b),)

@@ -1,0 +1,93 @@
+"""Regions: convex sets of nodes of one graph, which is what engines are asked about and plans are built for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphdnn.ir.graph import Graph, Node, Value
+from graphdnn.ir.types import TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Some nodes of a graph, in topological order.  Values have decided strides once the layout pass has run."""
+
+    graph: Graph
+    nodes: tuple[Node, ...]
+
+    @staticmethod
+    def of(graph: Graph, nodes: Iterable[Node]) -> Region:
+        """The region of these nodes, put in the graph's order."""
+        return Region(graph, tuple(sorted(set(nodes), key=graph.position.__getitem__)))
+
+    @cached_property
+    def mask(self) -> int:
+        """Bit set of the nodes, by position in the graph."""
+        mask = 0
+        for node in self.nodes:
+            mask |= 1 << self.graph.position[node]
+        return mask
+
+    @cached_property
+    def inputs(self) -> tuple[Value, ...]:
+        """Values read from outside, each once, in order of first use; constants count, immediates do not."""
+        inside = {v for n in self.nodes for v in n.results}
+        return tuple(dict.fromkeys(v for n in self.nodes for v in n.operands if v not in inside and v.literal is None))
+
+    @cached_property
+    def outputs(self) -> tuple[Value, ...]:
+        """Values that are needed outside: by other nodes, as graph outputs or as next values of states."""
+        inside = set(self.nodes)
+        return tuple(
+            v for n in self.nodes for v in n.results
+            if v in self.graph.escaping or any(u not in inside for u in self.graph.users.get(v, ()))
+        )
+
+    @cached_property
+    def pattern(self) -> str:
+        """Names of the ops joined with "+", in order."""
+        return "+".join(n.op.label for n in self.nodes)
+
+    @cached_property
+    def origins(self) -> tuple[str, ...]:
+        """Names of the user's nodes whose work the region does, in order."""
+        return tuple(dict.fromkeys(o for n in self.nodes for o in n.origins))
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(v.type.nbytes for v in self.inputs)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(v.type.nbytes for v in self.outputs)
+
+    @cached_property
+    def is_convex(self) -> bool:
+        """Whether no path leaves the region and comes back."""
+        below = above = 0
+        for node in self.nodes:
+            below |= self.graph.descendants[node]
+            above |= self.graph.ancestors[node]
+        return not (below & above & ~self.mask)
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of the structure, free of names: ops, wiring, types with strides, which results leave.
+
+        Two regions with equal keys compute the same function and can share one plan.
+        """
+        ids: dict[Value, str] = {v: f"i{i}" for i, v in enumerate(self.inputs)}
+        lines = [f"i{i} {describe(v.type)}" for i, v in enumerate(self.inputs)]
+        for number, node in enumerate(self.nodes):
+            reads = " ".join(ids[v] if v.literal is None else f"{v.literal!r}:{v.type.dtype}" for v in node.operands)
+            lines.append(f"{node.op!r} {reads} -> {' '.join(describe(v.type) for v in node.results)}")
+            ids.update({v: f"n{number}.{i}" for i, v in enumerate(node.results)})
+        lines.append("out " + " ".join(ids[v] for v in self.outputs))
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def describe(type: TensorType) -> str:
+    return f"{type.dtype.name}{type.shape}{type.layout}"

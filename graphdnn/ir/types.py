@@ -1,0 +1,255 @@
+"""Data types and tensor types: what a value is, apart from its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from graphdnn.errors import GraphError
+
+Array = npt.NDArray[Any]
+Kind = Literal["float", "int", "uint", "bool"]
+
+
+@dataclass(frozen=True)
+class DType:
+    """A data type of tensor elements; `text` is its short form in printed graphs."""
+
+    name: str
+    kind: Kind
+    bits: int
+    text: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return (self.bits + 7) // 8
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy data type; bfloat16 comes from ml_dtypes, imported when first asked for."""
+        if self.name == "bfloat16":
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(self.name)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ("int", "uint")
+
+    @property
+    def compute(self) -> DType:
+        """The type that arithmetic on this one is done in: float32 for the halves, else the type itself."""
+        return float32 if self.is_float and self.bits < 32 else self
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"graphdnn.{self.name}"
+
+
+float64 = DType("float64", "float", 64, "f64")
+float32 = DType("float32", "float", 32, "f32")
+float16 = DType("float16", "float", 16, "f16")
+bfloat16 = DType("bfloat16", "float", 16, "bf16")
+int64 = DType("int64", "int", 64, "i64")
+int32 = DType("int32", "int", 32, "i32")
+int8 = DType("int8", "int", 8, "i8")
+uint8 = DType("uint8", "uint", 8, "u8")
+bool_ = DType("bool", "bool", 8, "b8")
+
+DTYPES: dict[str, DType] = {
+    t.name: t for t in (float64, float32, float16, bfloat16, int64, int32, int8, uint8, bool_)
+}
+"""Every data type by name, widest float first."""
+
+BY_TEXT: dict[str, DType] = {t.text: t for t in DTYPES.values()}
+
+
+def as_dtype(spec: object) -> DType:
+    """The DType that a DType, a name or a numpy data type stands for.  Raises GraphError for anything else."""
+    if isinstance(spec, DType):
+        return spec
+    name = spec if isinstance(spec, str) else getattr(spec, "name", None) or getattr(spec, "__name__", None)
+    if name in DTYPES:
+        return DTYPES[name]
+    try:
+        name = np.dtype(spec).name  # type: ignore[call-overload]
+    except TypeError:
+        name = repr(spec)
+    if name in DTYPES:
+        return DTYPES[name]
+    raise GraphError(f"data type {name} is not one of {', '.join(DTYPES)}")
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a dense array whose last axis is innermost."""
+    return dense_strides(shape, range(len(shape)))
+
+
+def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of (N, C, *spatial) stored densely as N, *spatial, C."""
+    return dense_strides(shape, (0, *range(2, len(shape)), 1))
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a dense array whose axes, outermost first, are `order`."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def normalized_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The same layout with the meaningless strides of size-1 axes set to what a row-major array would have.
+
+    A size-1 axis is never stepped along, so producers leave anything there; without one spelling, equal layouts
+    would look different to comparisons and to cache keys.
+    """
+    out, step = list(strides), 1
+    for axis in reversed(range(len(shape))):
+        if shape[axis] == 1:
+            out[axis] = step
+        else:
+            step = max(step, abs(strides[axis]) * shape[axis])
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape in logical order, data type, and strides in elements.
+
+    `strides=None` means row-major for a graph's inputs and outputs, and "not decided yet" for what lies between.
+    Strides of size-1 axes are normalised on the way in, so equal layouts compare equal.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    strides: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        if self.strides is None:
+            return
+        strides = tuple(int(s) for s in self.strides)
+        if len(strides) != len(self.shape):
+            raise GraphError(f"strides {strides} of shape {self.shape}: {len(self.shape)} are needed")
+        object.__setattr__(self, "strides", normalized_strides(self.shape, strides))
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, without any gaps that strides leave."""
+        return self.size * self.dtype.itemsize
+
+    @cached_property
+    def layout(self) -> tuple[int, ...]:
+        """The strides, row-major where none are set."""
+        return row_major(self.shape) if self.strides is None else self.strides
+
+    @property
+    def extent(self) -> int:
+        """Elements between the first and one past the last that the strides reach."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.layout, strict=True))
+
+    @property
+    def is_row_major(self) -> bool:
+        return self.layout == normalized_strides(self.shape, row_major(self.shape))
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether (N, C, *spatial) is dense with channels innermost; false below rank 3."""
+        return self.rank >= 3 and self.layout == normalized_strides(self.shape, channels_last(self.shape))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every element of the extent belongs to the tensor exactly once."""
+        return self.extent == self.size and 0 not in (
+            s for n, s in zip(self.shape, self.layout, strict=True) if n > 1
+        )
+
+    def with_strides(self, strides: Sequence[int] | None) -> TensorType:
+        return TensorType(self.shape, self.dtype, None if strides is None else tuple(strides))
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(self.shape, dtype, self.strides)
+
+    def __str__(self) -> str:
+        dims = "x".join(map(str, self.shape))
+        strides = "" if self.strides is None else f":{','.join(map(str, self.strides))}"
+        return f"{self.dtype.text}[{dims}{strides}]"
+
+
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that numpy broadcasting gives.  Raises ValueError with the axis (from the left) and both extents."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    out: list[int] = []
+    for axis, extents in enumerate(zip(*padded, strict=True)):
+        wide = sorted({n for n in extents if n != 1})
+        if len(wide) > 1:
+            raise ValueError(f"axis {axis}: {wide[0]} against {wide[1]}")
+        out.append(wide[0] if wide else 1)
+    return tuple(out)
+
+
+FLOAT_ORDER = (float64, float32)
+INTEGER_ORDER = (int64, int32)
+
+
+def promote(*dtypes: DType) -> DType:
+    """The common type of operands, as PyTorch has it: the wider float; float32 for float16 with bfloat16;
+    for integers the wider, and int32's smaller sibling int16 does not exist here, so uint8 with int8 gives int32.
+
+    Raises ValueError where a float meets an integer or a bool, naming the two.
+    """
+    distinct = list(dict.fromkeys(dtypes))
+    if len(distinct) == 1:
+        return distinct[0]
+    floats = [t for t in distinct if t.is_float]
+    if floats and len(floats) != len(distinct):
+        other = next(t for t in distinct if not t.is_float)
+        raise ValueError(f"{floats[0]} with {other}")
+    if floats:
+        return next((t for t in FLOAT_ORDER if t in floats), float32)
+    integers = [t for t in distinct if t.is_integer]
+    if len(integers) != len(distinct):
+        raise ValueError(f"{integers[0]} with bool")
+    return next((t for t in INTEGER_ORDER if t in integers), int32)
+
+
+def normalize_axis(axis: int, rank: int, who: str) -> int:
+    """`axis` counted from the front.  Raises GraphError, naming `who`, when it is outside a tensor of this rank."""
+    if not -rank <= axis < rank:
+        raise GraphError(f"{who}: axis {axis} is outside a tensor of rank {rank}")
+    return axis % rank
+
+
+def normalize_axes(axes: int | Sequence[int], rank: int, who: str) -> tuple[int, ...]:
+    """Distinct axes counted from the front, ascending.  Raises GraphError for a repeated or outside one."""
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    found = tuple(sorted(normalize_axis(a, rank, who) for a in given))
+    if len(set(found)) != len(found):
+        raise GraphError(f"{who}: axes {given} name one axis twice")
+    return found

@@ -1,0 +1,85 @@
+"""The invariants of a graph, one function each, in the order they are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.graph import Graph, Value
+
+
+def names_are_unique(graph: Graph) -> None:
+    seen: dict[str, Value] = {}
+    sources = [*graph.inputs.values(), *graph.constants.values(), *graph.states.values()]
+    for value in (*sources, *(v for n in graph.nodes for v in n.results)):
+        if seen.setdefault(value.name, value) is not value:
+            raise GraphError(f"graph {graph.name}: two values are named {value.name}")
+    nodes = [n.name for n in graph.nodes]
+    if len(set(nodes)) != len(nodes):
+        twice = next(n for n in nodes if nodes.count(n) > 1)
+        raise GraphError(f"graph {graph.name}: two nodes are named {twice}")
+
+
+def operands_are_defined_before_use(graph: Graph) -> None:
+    known = {*graph.inputs.values(), *graph.constants.values(), *graph.states.values()}
+    for node in graph.nodes:
+        for index, value in enumerate(node.operands):
+            if value.literal is None and value not in known:
+                raise GraphError(f"{node}: operand {index} ({value}) is not a value of graph {graph.name} made before it")
+        known.update(node.results)
+    for what, values in (("output", graph.outputs), ("next value of state", graph.updates)):
+        for name, value in values.items():
+            if value not in known:
+                raise GraphError(f"{what} {name} is {value}, which is not a value of graph {graph.name}")
+
+
+def types_are_inferred(graph: Graph) -> None:
+    for node in graph.nodes:
+        inferred = node.op.infer(*node.operand_types)
+        found = tuple((t.shape, t.dtype) for t in node.result_types)
+        if found != tuple((t.shape, t.dtype) for t in inferred):
+            raise GraphError(f"{node}: results are {', '.join(map(str, node.result_types))}, but the op gives "
+                             f"{', '.join(map(str, inferred))}")
+
+
+def updates_fit_their_states(graph: Graph) -> None:
+    for name, value in graph.updates.items():
+        state = graph.states.get(name)
+        if state is None:
+            raise GraphError(f"update {name} names no state of graph {graph.name}; states are {list(graph.states)}")
+        if (value.type.shape, value.type.dtype) != (state.type.shape, state.type.dtype):
+            raise GraphError(f"update of state {name} is {value.type}, but the state is {state.type}")
+
+
+def output_strides_fit(graph: Graph) -> None:
+    for name, strides in graph.output_strides.items():
+        if name not in graph.outputs:
+            raise GraphError(f"strides are declared for {name}, which is no output of graph {graph.name}")
+        declared = graph.outputs[name].type.with_strides(strides)
+        overlaps = declared.extent < declared.size or 0 in (
+            s for n, s in zip(declared.shape, declared.layout, strict=True) if n > 1)
+        if overlaps or min(strides, default=0) < 0:
+            raise GraphError(f"output {name} of type {declared.with_strides(None)} has strides {strides}, "
+                             "which make elements share memory or run backwards")
+
+
+def there_is_an_output(graph: Graph) -> None:
+    if not graph.outputs and not graph.updates:
+        raise GraphError(f"graph {graph.name} has no outputs; at least one is needed")
+
+
+INVARIANTS: tuple[Callable[[Graph], None], ...] = (
+    there_is_an_output,
+    names_are_unique,
+    operands_are_defined_before_use,
+    types_are_inferred,
+    updates_fit_their_states,
+    output_strides_fit,
+)
+"""Cheapest first; a later one may rely on the earlier ones."""
+
+
+def verify(graph: Graph) -> None:
+    """Raises GraphError, in one sentence, for the first invariant that does not hold."""
+    for invariant in INVARIANTS:
+        invariant(graph)

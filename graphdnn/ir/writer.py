@@ -1,0 +1,178 @@
+"""The one doorway through which graphs are made: GraphWriter collects nodes, Rewriter turns one graph into another."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.graph import Graph, Node, Owner, Payload, Value
+from graphdnn.ir.op import Op
+from graphdnn.ir.types import DType, TensorType, promote
+from graphdnn.ir.verify import verify
+
+Operand = Value | bool | int | float
+
+
+class GraphWriter:
+    """Collects inputs, constants, states and nodes; `finish` verifies and freezes them."""
+
+    def __init__(self, name: str, owner: weakref.ref[Owner] | None = None) -> None:
+        self.name = name
+        self.owner = owner
+        self.nodes: list[Node] = []
+        self.inputs: dict[str, Value] = {}
+        self.constants: dict[str, Value] = {}
+        self.payloads: dict[str, Payload] = {}
+        self.states: dict[str, Value] = {}
+        self._names: set[str] = set()
+        self._counters: dict[str, int] = {}
+
+    def claim(self, wanted: str | None, stem: str) -> str:
+        """A name nobody has: `wanted` itself, which must be free, or one made from `stem`."""
+        if wanted is not None:
+            if wanted in self._names:
+                raise GraphError(f"graph {self.name}: the name {wanted} is taken; names of values and nodes are unique")
+            self._names.add(wanted)
+            return wanted
+        count = self._counters.get(stem, 0)
+        while (name := stem if count == 0 and stem not in self._names else f"{stem}_{count}") in self._names:
+            count += 1
+        self._counters[stem] = count + 1
+        self._names.add(name)
+        return name
+
+    def input(self, name: str, type: TensorType) -> Value:
+        value = self.inputs[self.claim(name, name)] = Value(name, type, owner=self.owner)
+        return value
+
+    def state(self, name: str, type: TensorType) -> Value:
+        value = self.states[self.claim(name, name)] = Value(name, type, owner=self.owner)
+        return value
+
+    def constant(self, payload: Payload, name: str | None = None, stem: str = "constant") -> Value:
+        claimed = self.claim(name, stem)
+        value = self.constants[claimed] = Value(claimed, payload.type, owner=self.owner)
+        self.payloads[claimed] = payload
+        return value
+
+    def emit(self, op: Op, operands: Sequence[Operand], *, name: str | None = None, stem: str | None = None,
+             origins: tuple[str, ...] | None = None, types: Sequence[TensorType] | None = None) -> tuple[Value, ...]:
+        """Adds one node and returns its results.  `types` overrides inference where strides are already decided.
+
+        Without `origins` the node is its own origin, as a user's node is.
+        """
+        values = immediates(op, operands)
+        try:
+            inferred = tuple(types) if types is not None else op.infer(*(v.type for v in values))
+        except GraphError as error:
+            wanted = name or stem or op.label
+            raise GraphError(f"{wanted}: {error}") from None
+        claimed = self.claim(name, stem or op.label)
+        if len(inferred) == 1:
+            results: tuple[Value, ...] = (Value(claimed, inferred[0], owner=self.owner),)
+        else:
+            results = tuple(Value(self.claim(None, f"{claimed}.{i}"), t, owner=self.owner)
+                            for i, t in enumerate(inferred))
+        self.nodes.append(Node(claimed, op, values, results, (claimed,) if origins is None else origins))
+        return results
+
+    def adopt(self, node: Node) -> None:
+        """Adds an existing node as it is, names and results included."""
+        self._names.update((node.name, *(v.name for v in node.results)))
+        self.nodes.append(node)
+
+    def finish(self, outputs: Mapping[str, Value], updates: Mapping[str, Value] | None = None,
+               output_strides: Mapping[str, tuple[int, ...]] | None = None) -> Graph:
+        """The frozen graph.  Raises GraphError naming the first violated invariant."""
+        graph = Graph(self.name, tuple(self.nodes), self.inputs, self.constants, self.payloads, outputs, self.states,
+                      updates or {}, output_strides or {})
+        verify(graph)
+        return graph
+
+
+def immediates(op: Op, operands: Sequence[Operand]) -> tuple[Value, ...]:
+    """Operands with Python numbers turned into immediates of the tensors' common type."""
+    if all(isinstance(v, Value) for v in operands):
+        return tuple(v for v in operands if isinstance(v, Value))
+    dtypes = [v.type.dtype for v in operands if isinstance(v, Value)]
+    if not dtypes:
+        raise GraphError(f"{op.label}: all operands are Python numbers; at least one tensor is needed")
+    try:
+        common = promote(*(d for d in dtypes if d.kind != "bool" or len(dtypes) == 1))
+    except ValueError as error:
+        raise GraphError(f"{op.label}: operand types do not go together: {error}; cast one of them") from None
+    return tuple(v if isinstance(v, Value) else immediate(op, v, common) for v in operands)
+
+
+def immediate(op: Op, number: bool | int | float, dtype: DType) -> Value:
+    """A Python number as a value of `dtype`.  Raises GraphError when the type cannot hold it."""
+    if not isinstance(number, bool | int | float):
+        kind = type(number).__name__
+        raise GraphError(f"{op.label}: an operand is a {kind}; a Value of this graph or a Python number is needed")
+    if dtype.is_integer and (isinstance(number, float) and not number.is_integer()):
+        raise GraphError(f"{op.label}: {number} is not a whole number but the other operand is {dtype}; cast it first")
+    if dtype.kind == "bool" and not isinstance(number, bool):
+        raise GraphError(f"{op.label}: {number} meets a bool tensor; cast the tensor first")
+    literal = float(number) if dtype.is_float else number if dtype.kind == "bool" else int(number)
+    return Value(repr(literal), TensorType((), dtype), literal)
+
+
+class Rewriter:
+    """Builds a new graph from `graph`: keep nodes, emit others in their place, say which new value replaces an old one.
+
+    Inputs, constants and states are carried over as the same values; constants that nothing reads any more are
+    dropped by `finish`.  A kept node whose operands did not change is the same node.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.writer = GraphWriter(graph.name)
+        self.writer.inputs.update(graph.inputs)
+        self.writer.constants.update(graph.constants)
+        self.writer.payloads.update(graph.payloads)
+        self.writer.states.update(graph.states)
+        self.writer._names.update((*graph.inputs, *graph.constants, *graph.states))
+        self.writer._names.update(n.name for n in graph.nodes)
+        self.writer._names.update(v.name for n in graph.nodes for v in n.results)
+        self._new: dict[Value, Value] = {}
+
+    def __getitem__(self, old: Value) -> Value:
+        """What stands for an old value in the new graph."""
+        return self._new.get(old, old)
+
+    def replace(self, old: Value, new: Value) -> None:
+        """From now on, whoever read `old` reads `new`."""
+        self._new[old] = new
+
+    def keep(self, node: Node) -> tuple[Value, ...]:
+        """Carries a node over, reading the new values of its operands."""
+        operands = tuple(self[v] for v in node.operands)
+        if operands == node.operands:
+            kept = node
+        else:
+            kept = Node(node.name, node.op, operands, tuple(Value(v.name, v.type) for v in node.results), node.origins)
+            for old, new in zip(node.results, kept.results, strict=True):
+                self.replace(old, new)
+        self.writer.adopt(kept)
+        return kept.results
+
+    def emit(self, op: Op, /, *operands: Operand, origins: Iterable[str], stem: str | None = None,
+             types: Sequence[TensorType] | None = None) -> tuple[Value, ...]:
+        """Adds a new node on values of the *new* graph, doing the work of the user's nodes `origins`."""
+        merged = tuple(dict.fromkeys(origins))
+        return self.writer.emit(op, operands, stem=stem or (merged[0] if merged else op.label), origins=merged,
+                                types=types)
+
+    def constant(self, payload: Payload, stem: str = "constant") -> Value:
+        return self.writer.constant(payload, stem=stem)
+
+    def finish(self) -> Graph:
+        read = {v for n in self.writer.nodes for v in n.operands}
+        outputs = {name: self[v] for name, v in self.graph.outputs.items()}
+        updates = {name: self[v] for name, v in self.graph.updates.items()}
+        read.update(outputs.values(), updates.values())
+        unread = [name for name, v in self.writer.constants.items() if v not in read]
+        for name in unread:
+            del self.writer.constants[name], self.writer.payloads[name]
+        return self.writer.finish(outputs, updates, self.graph.output_strides)

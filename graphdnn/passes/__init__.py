@@ -1,0 +1,1 @@
+"""Graph to graph, graph to candidate regions, candidates to cover."""

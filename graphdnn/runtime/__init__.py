@@ -1,0 +1,1 @@
+"""Running an ordered list of plans: devices, memory, schedules, programs."""
