@@ -5,13 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.types import Array, TensorType
 
 if TYPE_CHECKING:
     from graphdnn.ir.graph import Value
+
+
+class View(NamedTuple):
+    """How a result lies in the memory of its op's first operand: strides and offset in elements."""
+
+    strides: tuple[int, ...]
+    offset: int = 0
 
 
 class Make(Protocol):
@@ -67,9 +74,16 @@ class Op(ABC):
         """Arithmetic operations, a multiply-add counted as two; one per result element unless an op says otherwise."""
         return sum(r.size for r in results)
 
+    def view(self, operand: TensorType) -> tuple[View, ...] | None:
+        """How each result aliases the first operand, whose strides are `operand.layout`; None where it must be copied.
+
+        Ops that only rename elements (reshape, transpose, expand, squeeze, slice, split) answer; others give None.
+        """
+        return None
+
     @property
-    def is_view(self) -> bool:
-        """Whether the op only renames elements and can cost nothing (reshape, transpose, expand, slice, split, ...)."""
+    def is_renaming(self) -> bool:
+        """Whether the op can be a view for some layout of its operand, and so counts as no computation."""
         return False
 
     def attributes(self) -> dict[str, object]:
