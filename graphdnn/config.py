@@ -1,0 +1,71 @@
+"""What a user may ask of the compiler: validated once, here, and frozen into a Policy for everything inside."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from graphdnn.engines.contract import Policy
+from graphdnn.engines.manifest import MANIFEST
+from graphdnn.errors import CompileError
+from graphdnn.passes.pipeline import OPTIONAL_PASSES
+
+Bytes = Annotated[int, Field(ge=0)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class CompileOptions(BaseModel):
+    """Options of `compile`.
+
+    precision: "ieee" computes float32 as float32; "tf32" lets matrix products round float32 operands to TF32;
+        "reduced" also lets them accumulate in less.
+    deterministic: only plans that give the same bits on every run.
+    workspace_limit: most bytes of scratch that any one plan may use; None is no limit.
+    memory_limit: most bytes of intermediates and scratch together; None is no limit.
+    selection: "heuristic" chooses by estimates and the libraries' own order, without timing.
+    disabled_passes: passes to leave out, for finding out what one does: canonicalize, raise, fold, fuse.
+    disabled_engines: engines not to ask.
+    cache_dir: directory of the disk cache; None is the default one, "" is no cache.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    precision: Literal["ieee", "tf32", "reduced"] = "ieee"
+    deterministic: bool = False
+    workspace_limit: Bytes | None = None
+    memory_limit: Bytes | None = None
+    selection: Literal["heuristic"] = "heuristic"
+    disabled_passes: Names = ()
+    disabled_engines: Names = ()
+    cache_dir: str | None = None
+
+    def __init__(self, **options: object) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "options"
+            raise CompileError(f"CompileOptions: {where} is {first['input']!r}: {first['msg']}") from None
+
+    @field_validator("disabled_passes")
+    @classmethod
+    def _passes_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return known(names, OPTIONAL_PASSES)
+
+    @field_validator("disabled_engines")
+    @classmethod
+    def _engines_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return known(names, tuple(MANIFEST))
+
+    def policy(self) -> Policy:
+        """The options as engines see them."""
+        return Policy(precision=self.precision, deterministic=self.deterministic, workspace_limit=self.workspace_limit,
+                      memory_limit=self.memory_limit, selection=self.selection, disabled_engines=self.disabled_engines)
+
+
+def known(names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in allowed:
+            raise ValueError(f"{name!r} is not one of {', '.join(allowed)}")
+    return names

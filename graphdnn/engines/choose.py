@@ -1,0 +1,161 @@
+"""Which engine and which plan run a region.  The only place where engines are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Support
+from graphdnn.errors import ExecutionError
+from graphdnn.ir.graph import Value
+from graphdnn.ir.region import Region
+from graphdnn.target import Target
+
+Plan = DevicePlan | HostPlan
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A concrete plan and what became of it; `verdict` is "chosen", "slower" (never tried), "excluded" or "failed"."""
+
+    candidate: Candidate
+    verdict: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The plan that will run a region, and what was tried on the way to it."""
+
+    engine: str
+    candidate: Candidate
+    plan: Plan
+    tried: tuple[Tried, ...]
+
+
+@dataclass
+class Desk:
+    """Asks every engine once about every region and remembers the answers and the plans, by structure."""
+
+    engines: Sequence[Engine]
+    target: Target
+    policy: Policy
+    _answers: dict[str, dict[str, Support | Decline]] = field(default_factory=dict)
+    _plans: dict[tuple[str, str], Chosen | Refused] = field(default_factory=dict)
+
+    def answers(self, region: Region) -> dict[str, Support | Decline]:
+        """Each engine's answer, in the engines' order."""
+        key = region.key
+        if key not in self._answers:
+            self._answers[key] = {e.name: self._ask(e, region) for e in self.engines}
+        return self._answers[key]
+
+    def cheapest(self, region: Region) -> float | None:
+        """Least estimate among the engines that take the region; None where none does."""
+        costs = [a.estimated_us for a in self.answers(region).values() if isinstance(a, Support)]
+        return min(costs, default=None)
+
+    def tried(self, engine_name: str, region: Region) -> tuple[Tried, ...]:
+        """The concrete plans of an engine for a region and what became of them; none where none was asked for."""
+        found = self._plans.get((engine_name, region.key))
+        return found.tried if found else ()
+
+    def _ask(self, engine: Engine, region: Region) -> Support | Decline:
+        answer = engine.supports(region, self.target, self.policy)
+        return answer if isinstance(answer, Decline) else within_limits(answer, engine.name, self.policy)
+
+    def plan(self, engine_name: str, region: Region, device: Device) -> Chosen | Refused:
+        """The engine's first plan that builds and runs; equal regions share one."""
+        key = (engine_name, region.key)
+        if key not in self._plans:
+            engine = next(e for e in self.engines if e.name == engine_name)
+            self._plans[key] = first_good(engine, region, device, self.policy)
+        found = self._plans[key]
+        if isinstance(found, Refused) and found.decline.code is not Code.SETUP:
+            self._answers[region.key][engine_name] = found.decline
+        return found
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No plan of an engine worked, and why."""
+
+    decline: Decline
+    tried: tuple[Tried, ...] = ()
+
+
+def within_limits(support: Support, engine: str, policy: Policy) -> Support | Decline:
+    """The same "yes", or a decline where an option rules the plan out."""
+    limit = policy.workspace_limit
+    if limit is not None and support.workspace_bytes > limit:
+        return Decline(Code.OPTION, f"{engine} needs {support.workspace_bytes} bytes of scratch here, and "
+                                    f"workspace_limit is {limit}")
+    if policy.deterministic and not support.deterministic:
+        return Decline(Code.OPTION, f"{engine} gives other bits from run to run here, and deterministic=True is asked for")
+    return support
+
+
+def first_good(engine: Engine, region: Region, device: Device, policy: Policy) -> Chosen | Refused:
+    """Goes through an engine's candidates in its own order until one builds and survives a run on scratch data."""
+    candidates = engine.candidates(region, device, policy)
+    if isinstance(candidates, Decline):
+        return Refused(candidates)
+    tried: list[Tried] = []
+    rest = list(candidates)
+    while rest:
+        candidate = rest.pop(0)
+        excluded = excluded_by(candidate, policy)
+        if excluded:
+            tried.append(Tried(candidate, "excluded", excluded))
+            continue
+        plan = engine.build(candidate, device)
+        problem = str(plan) if isinstance(plan, Decline) else trial(plan, candidate, device)
+        if problem:
+            tried.append(Tried(candidate, "failed", problem))
+            continue
+        assert not isinstance(plan, Decline)
+        actual = candidate if isinstance(plan, HostPlan) else replace(candidate, workspace_bytes=plan.workspace_bytes)
+        tried.append(Tried(actual, "chosen"))
+        tried.extend(Tried(c, "slower", "its engine ranks it lower; not timed") for c in rest)
+        return Chosen(engine.name, actual, plan, tuple(tried))
+    reasons = "; ".join(dict.fromkeys(f"{t.candidate.name}: {t.reason}" for t in tried)) or "it proposed none"
+    excluded_all = bool(tried) and all(t.verdict == "excluded" for t in tried)
+    return Refused(Decline(Code.OPTION if excluded_all else Code.BUILD,
+                           f"none of {engine.name}'s {len(tried)} plans is usable: {reasons}"), tuple(tried))
+
+
+def excluded_by(candidate: Candidate, policy: Policy) -> str:
+    """Which option rules a plan out, in words; empty where none does."""
+    limit = policy.workspace_limit
+    if limit is not None and candidate.workspace_bytes > limit:
+        return f"needs {candidate.workspace_bytes} bytes of scratch; workspace_limit is {limit}"
+    if policy.deterministic and not candidate.deterministic:
+        return "gives other bits from run to run; deterministic=True is asked for"
+    return ""
+
+
+def trial(plan: Plan, candidate: Candidate, device: Device) -> str:
+    """Runs a device plan once on scratch memory, so that lazy loading and first-run failures happen here.
+
+    Returns what went wrong, or nothing.
+    """
+    if isinstance(plan, HostPlan):
+        return ""
+    region = candidate.region
+    buffers = [device.allocate(span_bytes(v)) for v in (*region.inputs, *region.outputs)]
+    workspace = device.allocate(max(plan.workspace_bytes, 1))
+    try:
+        plan.enqueue([b.handle for b in buffers], device.stream, workspace.handle)
+        device.synchronize()
+    except ExecutionError as error:
+        return f"failed on its first run: {error}"
+    finally:
+        for buffer in (*buffers, workspace):
+            buffer.close()
+    return ""
+
+
+def span_bytes(value: Value) -> int:
+    """Bytes from a value's first element to the end of its last, gaps of the strides included."""
+    return value.type.extent * value.type.dtype.itemsize

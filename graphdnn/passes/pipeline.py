@@ -1,0 +1,57 @@
+"""The passes in their order, and what each of them changed.
+
+The order: types first (promote), then fewer and canonical nodes, then larger ops (raise), then fewer of them (fold),
+then ops that some engine takes (expand), and layouts last, when the nodes to lay out are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graphdnn.ir.graph import Graph
+from graphdnn.ir.region import Region
+from graphdnn.passes.cleanup import canonicalize
+from graphdnn.passes.expand import expand
+from graphdnn.passes.fold import fold
+from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.promote import promote
+from graphdnn.passes.raising import raise_ops
+from graphdnn.passes.rewrite import Refusal, Rewritten
+
+Ask = Callable[[Region], float | None]
+"""Cheapest estimated microseconds at which some engine runs a region; None where none takes it."""
+
+OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "fuse")
+"""Passes that a user may leave out; without the others the graph could not run."""
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass did, in sentences, and what it nearly did."""
+
+    name: str
+    changes: tuple[str, ...]
+    refusals: tuple[Refusal, ...]
+    nodes_before: int
+    nodes_after: int
+
+
+def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Graph, tuple[PassRecord, ...]]:
+    """The graph ready for fusion, every value with strides, and the record of each pass."""
+    passes: tuple[tuple[str, Callable[[Graph], Rewritten]], ...] = (
+        ("promote", promote),
+        ("canonicalize", canonicalize),
+        ("raise", raise_ops),
+        ("fold", fold),
+        ("expand", lambda g: expand(g, ask)),
+        ("layout", assign_layouts),
+    )
+    records: list[PassRecord] = []
+    for name, run in passes:
+        if name in disabled:
+            continue
+        done = run(graph)
+        records.append(PassRecord(name, done.changes, done.refusals, len(graph.nodes), len(done.graph.nodes)))
+        graph = done.graph
+    return graph, tuple(records)

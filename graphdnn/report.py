@@ -1,0 +1,135 @@
+"""What the compiler decided, as data: one model a kind of fact, readable by people and by programs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Verdict = Literal["chosen", "slower", "declined", "conflict", "excluded", "failed", "wrong"]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FixReport(Record):
+    """The nearest change of the graph that would be accepted."""
+
+    target: str
+    attribute: str
+    before: str
+    after: str
+    sentence: str
+
+
+class PlanReport(Record):
+    """One concrete plan of a candidate; times in microseconds."""
+
+    name: str
+    workspace_bytes: int
+    deterministic: bool
+    precision: str
+    notes: tuple[str, ...] = ()
+    estimated_us: float | None = None
+    measured_us: float | None = None
+    verdict: Verdict
+    reason: str = ""
+
+
+class CandidateReport(Record):
+    """One engine's answer for one set of nodes."""
+
+    id: str
+    engine: str
+    pattern: str
+    nodes: tuple[str, ...]
+    verdict: Verdict
+    code: str | None = None
+    reason: str = ""
+    fix: FixReport | None = None
+    estimated_us: float | None = None
+    measured_us: float | None = None
+    plans: tuple[PlanReport, ...] = ()
+
+
+class RegionReport(Record):
+    """One region of the chosen cover: what runs it, what it costs, and what else could have."""
+
+    name: str
+    nodes: tuple[str, ...]
+    pattern: str
+    engine: str
+    plan: str
+    kernels: int
+    precision: str
+    estimated_us: float
+    measured_us: float | None = None
+    workspace_bytes: int
+    read_bytes: int
+    written_bytes: int
+    deterministic: bool
+    last_resort: bool
+    notes: tuple[str, ...] = ()
+    alternatives: tuple[CandidateReport, ...] = ()
+
+
+class PromotionReport(Record):
+    """An operand of another float type than its op computes in."""
+
+    node: str
+    operand: str
+    before: str
+    after: str
+
+
+class RefusalReport(Record):
+    """A rewrite that nearly applied, and why it did not."""
+
+    rule: str
+    nodes: tuple[str, ...]
+    reason: str
+
+
+class PassReport(Record):
+    """What one pass changed."""
+
+    name: str
+    changes: tuple[str, ...]
+    refusals: tuple[RefusalReport, ...] = ()
+    nodes_before: int
+    nodes_after: int
+
+
+class CompileReport(Record):
+    """Every decision about one graph.  Bytes count each region's inputs and outputs once."""
+
+    graph: str
+    target: str
+    regions: tuple[RegionReport, ...]
+    candidates: tuple[CandidateReport, ...]
+    kernel_count: int
+    unfused_kernel_count: int
+    read_bytes: int
+    written_bytes: int
+    unfused_bytes: int
+    arena_bytes: int
+    peak_bytes: int
+    last_resort_count: int
+    exact_cover: bool
+    promotions: tuple[PromotionReport, ...] = ()
+    passes: tuple[PassReport, ...] = ()
+    versions: dict[str, str]
+    options: dict[str, object]
+
+    @property
+    def estimated_us(self) -> float:
+        """Sum of the regions' estimates, in microseconds."""
+        return sum(r.estimated_us for r in self.regions)
+
+    def region(self, name: str) -> RegionReport:
+        """The region of that name.  Raises KeyError listing the names."""
+        for region in self.regions:
+            if region.name == name:
+                return region
+        raise KeyError(f"no region {name}; regions are {', '.join(r.name for r in self.regions)}")
