@@ -29,8 +29,16 @@ from graphdnn.report import (
 )
 from graphdnn.runtime.schedule import Schedule
 
-PACKAGES = ("graphdnn", "numpy", "scipy", "cuda-bindings", "cuda-core", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13",
-            "nvidia-cuda-nvrtc")
+PACKAGES = (
+    "graphdnn",
+    "numpy",
+    "scipy",
+    "cuda-bindings",
+    "cuda-core",
+    "nvidia-cudnn-frontend",
+    "nvidia-cudnn-cu13",
+    "nvidia-cuda-nvrtc",
+)
 """Distributions whose versions a report states."""
 
 
@@ -58,8 +66,9 @@ def account(made: Decisions) -> CompileReport:
     for proposal in made.proposals:
         for engine, answer in made.desk.answers(proposal.region).items():
             key = (proposal.region.mask, engine)
-            entry = candidate(f"c{len(candidates)}", engine, proposal.region, answer, made.desk,
-                              key in chosen, conflicts.get(key))
+            entry = candidate(
+                f"c{len(candidates)}", engine, proposal.region, answer, made.desk, key in chosen, conflicts.get(key)
+            )
             candidates.append((proposal.region, entry))
     regions = tuple(region_reports(made, candidates))
     return CompileReport(
@@ -76,8 +85,10 @@ def account(made: Decisions) -> CompileReport:
         peak_bytes=made.schedule.peak_bytes,
         last_resort_count=sum(r.last_resort for r in regions),
         exact_cover=made.cover.exact,
-        promotions=tuple(PromotionReport(node=p.node, operand=p.operand, before=p.before.name, after=p.after.name)
-                         for p in made.promotions),
+        promotions=tuple(
+            PromotionReport(node=p.node, operand=p.operand, before=p.before.name, after=p.after.name)
+            for p in made.promotions
+        ),
         passes=tuple(pass_report(p) for p in made.passes),
         versions=versions(made.desk),
         options=made.options.model_dump(),
@@ -98,19 +109,39 @@ def unfused_bytes(graph: Graph) -> int:
     return total
 
 
-def candidate(id: str, engine: str, region: Region, answer: Support | Decline, desk: Desk, is_chosen: bool,
-              conflict: str | None) -> CandidateReport:
+def candidate(
+    id: str, engine: str, region: Region, answer: Support | Decline, desk: Desk, is_chosen: bool, conflict: str | None
+) -> CandidateReport:
     """One engine's answer for one region as the report states it."""
     tried = desk.tried(engine, region)
     plans = tuple(plan_report(t) for t in tried)
     if isinstance(answer, Support):
         verdict: Verdict = "chosen" if is_chosen else "conflict" if conflict else "slower"
         reason = "" if is_chosen else conflict or "a cheaper cover won"
-        return CandidateReport(id=id, engine=engine, pattern=region.pattern, nodes=region.origins, verdict=verdict,
-                               reason=reason, estimated_us=answer.estimated_us, plans=plans)
-    verdict = "excluded" if answer.code is Code.OPTION else "failed" if answer.code in (Code.BUILD, Code.RUN) else "declined"
-    return CandidateReport(id=id, engine=engine, pattern=region.pattern, nodes=region.origins, verdict=verdict,
-                           code=answer.code.value, reason=answer.reason, fix=fix_report(answer), plans=plans)
+        return CandidateReport(
+            id=id,
+            engine=engine,
+            pattern=region.pattern,
+            nodes=region.origins,
+            verdict=verdict,
+            reason=reason,
+            estimated_us=answer.estimated_us,
+            plans=plans,
+        )
+    verdict = (
+        "excluded" if answer.code is Code.OPTION else "failed" if answer.code in (Code.BUILD, Code.RUN) else "declined"
+    )
+    return CandidateReport(
+        id=id,
+        engine=engine,
+        pattern=region.pattern,
+        nodes=region.origins,
+        verdict=verdict,
+        code=answer.code.value,
+        reason=answer.reason,
+        fix=fix_report(answer),
+        plans=plans,
+    )
 
 
 def fix_report(answer: Decline) -> FixReport | None:
@@ -123,8 +154,15 @@ def fix_report(answer: Decline) -> FixReport | None:
 def plan_report(tried: Tried) -> PlanReport:
     plan = tried.candidate
     verdict: Verdict = tried.verdict  # type: ignore[assignment]
-    return PlanReport(name=plan.name, workspace_bytes=plan.workspace_bytes, deterministic=plan.deterministic,
-                      precision=plan.precision, notes=plan.notes, verdict=verdict, reason=tried.reason)
+    return PlanReport(
+        name=plan.name,
+        workspace_bytes=plan.workspace_bytes,
+        deterministic=plan.deterministic,
+        precision=plan.precision,
+        notes=plan.notes,
+        verdict=verdict,
+        reason=tried.reason,
+    )
 
 
 def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateReport]]) -> list[RegionReport]:
@@ -139,23 +177,25 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
         plan = made.plans.get(region)
         stem = region.origins[-1] if region.origins else region.pattern
         names[stem] += 1
-        reports.append(RegionReport(
-            name=stem if names[stem] == 1 else f"{stem}.{names[stem]}",
-            nodes=region.origins,
-            pattern=region.pattern,
-            engine=engine,
-            plan=plan.candidate.name if plan else "",
-            kernels=plan_kernels(plan, answer),
-            precision=plan.candidate.precision if plan else answer.precision,
-            estimated_us=answer.estimated_us,
-            workspace_bytes=plan.candidate.workspace_bytes if plan else answer.workspace_bytes,
-            read_bytes=region.read_bytes,
-            written_bytes=region.written_bytes,
-            deterministic=plan.candidate.deterministic if plan else answer.deterministic,
-            last_resort=answer.last_resort,
-            notes=plan.candidate.notes if plan else answer.notes,
-            alternatives=tuple(c for other, c in candidates if other.mask & region.mask and c.verdict != "chosen"),
-        ))
+        reports.append(
+            RegionReport(
+                name=stem if names[stem] == 1 else f"{stem}.{names[stem]}",
+                nodes=region.origins,
+                pattern=region.pattern,
+                engine=engine,
+                plan=plan.candidate.name if plan else "",
+                kernels=plan_kernels(plan, answer),
+                precision=plan.candidate.precision if plan else answer.precision,
+                estimated_us=answer.estimated_us,
+                workspace_bytes=plan.candidate.workspace_bytes if plan else answer.workspace_bytes,
+                read_bytes=region.read_bytes,
+                written_bytes=region.written_bytes,
+                deterministic=plan.candidate.deterministic if plan else answer.deterministic,
+                last_resort=answer.last_resort,
+                notes=plan.candidate.notes if plan else answer.notes,
+                alternatives=tuple(c for other, c in candidates if other.mask & region.mask and c.verdict != "chosen"),
+            )
+        )
     return reports
 
 
@@ -166,8 +206,13 @@ def plan_kernels(plan: Chosen | None, answer: Support) -> int:
 
 def pass_report(record: PassRecord) -> PassReport:
     refusals = tuple(RefusalReport(rule=r.rule, nodes=r.nodes, reason=r.reason) for r in record.refusals)
-    return PassReport(name=record.name, changes=record.changes, refusals=refusals, nodes_before=record.nodes_before,
-                      nodes_after=record.nodes_after)
+    return PassReport(
+        name=record.name,
+        changes=record.changes,
+        refusals=refusals,
+        nodes_before=record.nodes_before,
+        nodes_after=record.nodes_after,
+    )
 
 
 def versions(desk: Desk) -> dict[str, str]:

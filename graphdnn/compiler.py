@@ -41,7 +41,9 @@ def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions
     """
     chosen_options = options or CompileOptions()
     if not isinstance(graph, Graph):
-        raise CompileError(f"compile: graph is a {type(graph).__name__}; a Graph, as GraphBuilder.build gives, is needed")
+        raise CompileError(
+            f"compile: graph is a {type(graph).__name__}; a Graph, as GraphBuilder.build gives, is needed"
+        )
     machine, device = resolve(target, chosen_options)
     policy = chosen_options.policy()
     desk = Desk(engines_for(machine.kind, chosen_options.disabled_engines), machine, policy)
@@ -56,12 +58,15 @@ def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions
         placed = schedule(prepared, planned_steps(cover, desk))
     else:
         cover, plans = built_cover(prepared, proposals, desk, device)
-        placed = schedule(prepared, [Step(o.region, plans[o.region].plan, plans[o.region].candidate.workspace_bytes)
-                                     for o in cover.picks])
+        placed = schedule(
+            prepared,
+            [Step(o.region, plans[o.region].plan, plans[o.region].candidate.workspace_bytes) for o in cover.picks],
+        )
         check_memory(placed, chosen_options)
         program = Program(prepared, placed, device)
-    decisions = Decisions(graph, prepared, proposals, cover, desk, plans, placed, records, promotions(graph),
-                          chosen_options)
+    decisions = Decisions(
+        graph, prepared, proposals, cover, desk, plans, placed, records, promotions(graph), chosen_options
+    )
     return Executable(graph, account(decisions), program)
 
 
@@ -75,8 +80,10 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
         kind = ("cuda" if device_present() else "cpu") if target == "auto" else target
         device = device_for(kind, None, options.cache_dir)
     else:
-        raise CompileError(f'compile: target is {target!r}; "auto", "cpu", "cuda" or a gd.Target is needed '
-                           f'(a described device: gd.Target.named({target!r}))')
+        raise CompileError(
+            f'compile: target is {target!r}; "auto", "cpu", "cuda" or a gd.Target is needed '
+            f"(a described device: gd.Target.named({target!r}))"
+        )
     return device.target, device
 
 
@@ -106,8 +113,9 @@ def cheapest_cover(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) ->
     return select(graph, offers)
 
 
-def built_cover(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk,
-                device: Device) -> tuple[Cover, dict[Region, Chosen]]:
+def built_cover(
+    graph: Graph, proposals: tuple[Proposal, ...], desk: Desk, device: Device
+) -> tuple[Cover, dict[Region, Chosen]]:
     """The cheapest cover whose every region has a plan that was built and run.
 
     A region whose engine cannot build it turns into a decline, and the cover is chosen anew; each round rules out at
@@ -144,5 +152,6 @@ def check_memory(placed: Schedule, options: CompileOptions) -> None:
     """Raises CompileError where the arena is larger than `memory_limit`."""
     limit = options.memory_limit
     if limit is not None and placed.arena_bytes > limit:
-        raise CompileError(f"the intermediates and scratch of this graph need {placed.arena_bytes} bytes; "
-                           f"memory_limit is {limit}")
+        raise CompileError(
+            f"the intermediates and scratch of this graph need {placed.arena_bytes} bytes; memory_limit is {limit}"
+        )

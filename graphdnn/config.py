@@ -60,8 +60,14 @@ class CompileOptions(BaseModel):
 
     def policy(self) -> Policy:
         """The options as engines see them."""
-        return Policy(precision=self.precision, deterministic=self.deterministic, workspace_limit=self.workspace_limit,
-                      memory_limit=self.memory_limit, selection=self.selection, disabled_engines=self.disabled_engines)
+        return Policy(
+            precision=self.precision,
+            deterministic=self.deterministic,
+            workspace_limit=self.workspace_limit,
+            memory_limit=self.memory_limit,
+            selection=self.selection,
+            disabled_engines=self.disabled_engines,
+        )
 
 
 def known(names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:

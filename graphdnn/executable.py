@@ -28,7 +28,9 @@ class Executable:
         """
         return self._present().run(inputs, stream=stream)
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> Callable[..., dict[str, Any]]:
+    def bind(
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None
+    ) -> Callable[..., dict[str, Any]]:
         """A callable for these very arrays: each call reads them as they are then and overwrites the same outputs."""
         return self._present().bind(inputs, outputs)
 
@@ -47,6 +49,8 @@ class Executable:
 
     def _present(self) -> Program:
         if self._program is None:
-            raise ExecutionError(f"graph {self.graph.name} was planned for {self.report.target}, which is not here; "
-                                 'compile it with target="auto" to run it on this machine')
+            raise ExecutionError(
+                f"graph {self.graph.name} was planned for {self.report.target}, which is not here; "
+                'compile it with target="auto" to run it on this machine'
+            )
         return self._program

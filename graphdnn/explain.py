@@ -14,10 +14,13 @@ def explain(report: CompileReport) -> str:
     """A summary, a table of regions, then for each region the alternatives with their reason and fix."""
     parts = [summary(report), table(report), *(reasons(r) for r in report.regions if r.alternatives)]
     if report.promotions:
-        parts.append("promotions\n" + "\n".join(
-            f"  {p.node}: {p.operand} {p.before} -> {p.after}" for p in report.promotions))
+        parts.append(
+            "promotions\n" + "\n".join(f"  {p.node}: {p.operand} {p.before} -> {p.after}" for p in report.promotions)
+        )
     notes = [f"  {p.name}: {change}" for p in report.passes for change in p.changes]
-    notes += [f"  {p.name}: not {r.rule} on {', '.join(r.nodes)}: {r.reason}" for p in report.passes for r in p.refusals]
+    notes += [
+        f"  {p.name}: not {r.rule} on {', '.join(r.nodes)}: {r.reason}" for p in report.passes for r in p.refusals
+    ]
     if notes:
         parts.append("passes\n" + "\n".join(notes))
     return "\n\n".join(parts)
@@ -45,13 +48,29 @@ def table(report: CompileReport) -> str:
     from rich.table import Table
 
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in (("region", "left"), ("pattern", "left"), ("engine", "left"), ("plan", "left"),
-                             ("kernels", "right"), ("estimate us", "right"), ("read", "right"), ("written", "right")):
+    for heading, justify in (
+        ("region", "left"),
+        ("pattern", "left"),
+        ("engine", "left"),
+        ("plan", "left"),
+        ("kernels", "right"),
+        ("estimate us", "right"),
+        ("read", "right"),
+        ("written", "right"),
+    ):
         grid.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for r in report.regions:
         engine = f"{r.engine} (last resort)" if r.last_resort else r.engine
-        grid.add_row(r.name, shorten(r.pattern), engine, r.plan, str(r.kernels), f"{r.estimated_us:.1f}",
-                     size(r.read_bytes), size(r.written_bytes))
+        grid.add_row(
+            r.name,
+            shorten(r.pattern),
+            engine,
+            r.plan,
+            str(r.kernels),
+            f"{r.estimated_us:.1f}",
+            size(r.read_bytes),
+            size(r.written_bytes),
+        )
     out = StringIO()
     Console(file=out, width=WIDTH, color_system=None).print(grid)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())

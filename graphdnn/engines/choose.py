@@ -89,10 +89,14 @@ def within_limits(support: Support, engine: str, policy: Policy) -> Support | De
     """The same "yes", or a decline where an option rules the plan out."""
     limit = policy.workspace_limit
     if limit is not None and support.workspace_bytes > limit:
-        return Decline(Code.OPTION, f"{engine} needs {support.workspace_bytes} bytes of scratch here, and "
-                                    f"workspace_limit is {limit}")
+        return Decline(
+            Code.OPTION,
+            f"{engine} needs {support.workspace_bytes} bytes of scratch here, and workspace_limit is {limit}",
+        )
     if policy.deterministic and not support.deterministic:
-        return Decline(Code.OPTION, f"{engine} gives other bits from run to run here, and deterministic=True is asked for")
+        return Decline(
+            Code.OPTION, f"{engine} gives other bits from run to run here, and deterministic=True is asked for"
+        )
     return support
 
 
@@ -121,8 +125,13 @@ def first_good(engine: Engine, region: Region, device: Device, policy: Policy) -
         return Chosen(engine.name, actual, plan, tuple(tried))
     reasons = "; ".join(dict.fromkeys(f"{t.candidate.name}: {t.reason}" for t in tried)) or "it proposed none"
     excluded_all = bool(tried) and all(t.verdict == "excluded" for t in tried)
-    return Refused(Decline(Code.OPTION if excluded_all else Code.BUILD,
-                           f"none of {engine.name}'s {len(tried)} plans is usable: {reasons}"), tuple(tried))
+    return Refused(
+        Decline(
+            Code.OPTION if excluded_all else Code.BUILD,
+            f"none of {engine.name}'s {len(tried)} plans is usable: {reasons}",
+        ),
+        tuple(tried),
+    )
 
 
 def excluded_by(candidate: Candidate, policy: Policy) -> str:

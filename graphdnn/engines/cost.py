@@ -30,8 +30,14 @@ def unit_of(node: Node, precision: str) -> str:
     return dtype.name if isinstance(node.op, MATRIX_OPS) else dtype.compute.name
 
 
-def roofline_us(region: Region, target: Target, precision: str = "ieee", efficiency: Efficiency | None = None,
-                kernels: int = 1, extra_bytes: int = 0) -> float:
+def roofline_us(
+    region: Region,
+    target: Target,
+    precision: str = "ieee",
+    efficiency: Efficiency | None = None,
+    kernels: int = 1,
+    extra_bytes: int = 0,
+) -> float:
     """Estimated microseconds of a region run as `kernels` kernels that also move `extra_bytes`."""
     reach = efficiency or Efficiency()
     memory = (region.read_bytes + region.written_bytes + extra_bytes) / (target.bandwidth * reach.bandwidth)

@@ -22,8 +22,7 @@ class ReferenceEngine:
     def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
         if target.kind != "cpu":
             return Decline(Code.ARCHITECTURE, f"the reference engine computes on the CPU, and the target is {target}")
-        return Support(roofline_us(region, target), "as each node's type", kernels=1,
-                       notes=("numpy, node by node",))
+        return Support(roofline_us(region, target), "as each node's type", kernels=1, notes=("numpy, node by node",))
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate]:
         return (Candidate(self.name, region, "numpy", 0, "as each node's type"),)

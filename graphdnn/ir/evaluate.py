@@ -12,8 +12,9 @@ from graphdnn.ir.op import Op
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype, float64
 
 
-def evaluate(graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = None, *,
-             states: Mapping[str, Array] | None = None) -> dict[str, Array]:
+def evaluate(
+    graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = None, *, states: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
     """Outputs of `graph` by the numpy definition, rounded once per node to its type.
 
     With `dtype=float64` float arithmetic is done in, and rounded to, float64 throughout; explicit casts round to
@@ -24,8 +25,9 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = No
     return outputs
 
 
-def run(graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = None, *,
-        states: Mapping[str, Array] | None = None) -> tuple[dict[str, Array], dict[str, Array]]:
+def run(
+    graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = None, *, states: Mapping[str, Array] | None = None
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """As `evaluate`, and the next values of the states that are updated."""
     if dtype not in (None, float64):
         raise GraphError(f"evaluate: dtype is {dtype}; None (the graph's own types) or float64 is needed")
@@ -52,8 +54,10 @@ def run(graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = None, *
         for value in node.operands:
             if last_use[value] is node and value not in graph.escaping:
                 values.pop(value, None)
-    return ({name: values[v] for name, v in graph.outputs.items()},
-            {name: values[v] for name, v in graph.updates.items()})
+    return (
+        {name: values[v] for name, v in graph.outputs.items()},
+        {name: values[v] for name, v in graph.updates.items()},
+    )
 
 
 def operand(value: Value, values: Mapping[Value, Array], wide: bool) -> Array:
@@ -82,7 +86,9 @@ def apply(op: Op, operands: Sequence[Array], result_types: Sequence[TensorType] 
         results = op.reference(*compute)
         if result_types is None:
             return tuple(np.asarray(r) for r in results)
-        return tuple(np.asarray(r).astype(t.dtype.numpy, copy=False) for r, t in zip(results, result_types, strict=True))
+        return tuple(
+            np.asarray(r).astype(t.dtype.numpy, copy=False) for r, t in zip(results, result_types, strict=True)
+        )
 
 
 def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:

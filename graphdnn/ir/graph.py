@@ -39,7 +39,9 @@ class Value:
     def _operate(self, fn: str, *operands: Value | float) -> Value:
         owner = self.owner() if self.owner else None
         if owner is None:
-            raise GraphError(f"{self}: its builder is gone, so it takes no more operators; build the graph in one place")
+            raise GraphError(
+                f"{self}: its builder is gone, so it takes no more operators; build the graph in one place"
+            )
         return owner.operate(fn, *operands)
 
     def __add__(self, other: Value | float) -> Value:
@@ -113,8 +115,9 @@ class Payload:
     Planning and explaining need `type` and `digest` only; `array()` is asked for when a graph is to run.
     """
 
-    def __init__(self, type: TensorType, array: Array | None = None, digest: str | None = None,
-                 compute: Compute | None = None) -> None:
+    def __init__(
+        self, type: TensorType, array: Array | None = None, digest: str | None = None, compute: Compute | None = None
+    ) -> None:
         self.type = type
         self._array = array
         self._digest = digest

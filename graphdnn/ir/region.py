@@ -42,7 +42,9 @@ class Region:
         """Values that are needed outside: by other nodes, as graph outputs or as next values of states."""
         inside = set(self.nodes)
         return tuple(
-            v for n in self.nodes for v in n.results
+            v
+            for n in self.nodes
+            for v in n.results
             if v in self.graph.escaping or any(u not in inside for u in self.graph.users.get(v, ()))
         )
 

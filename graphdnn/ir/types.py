@@ -70,9 +70,7 @@ int8 = DType("int8", "int", 8, "i8")
 uint8 = DType("uint8", "uint", 8, "u8")
 bool_ = DType("bool", "bool", 8, "b8")
 
-DTYPES: dict[str, DType] = {
-    t.name: t for t in (float64, float32, float16, bfloat16, int64, int32, int8, uint8, bool_)
-}
+DTYPES: dict[str, DType] = {t.name: t for t in (float64, float32, float16, bfloat16, int64, int32, int8, uint8, bool_)}
 """Every data type by name, widest float first."""
 
 BY_TEXT: dict[str, DType] = {t.text: t for t in DTYPES.values()}
@@ -185,9 +183,7 @@ class TensorType:
     @property
     def is_dense(self) -> bool:
         """Whether every element of the extent belongs to the tensor exactly once."""
-        return self.extent == self.size and 0 not in (
-            s for n, s in zip(self.shape, self.layout, strict=True) if n > 1
-        )
+        return self.extent == self.size and 0 not in (s for n, s in zip(self.shape, self.layout, strict=True) if n > 1)
 
     def with_strides(self, strides: Sequence[int] | None) -> TensorType:
         return TensorType(self.shape, self.dtype, None if strides is None else tuple(strides))

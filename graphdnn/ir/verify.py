@@ -25,7 +25,9 @@ def operands_are_defined_before_use(graph: Graph) -> None:
     for node in graph.nodes:
         for index, value in enumerate(node.operands):
             if value.literal is None and value not in known:
-                raise GraphError(f"{node}: operand {index} ({value}) is not a value of graph {graph.name} made before it")
+                raise GraphError(
+                    f"{node}: operand {index} ({value}) is not a value of graph {graph.name} made before it"
+                )
         known.update(node.results)
     for what, values in (("output", graph.outputs), ("next value of state", graph.updates)):
         for name, value in values.items():
@@ -38,8 +40,10 @@ def types_are_inferred(graph: Graph) -> None:
         inferred = node.op.infer(*node.operand_types)
         found = tuple((t.shape, t.dtype) for t in node.result_types)
         if found != tuple((t.shape, t.dtype) for t in inferred):
-            raise GraphError(f"{node}: results are {', '.join(map(str, node.result_types))}, but the op gives "
-                             f"{', '.join(map(str, inferred))}")
+            raise GraphError(
+                f"{node}: results are {', '.join(map(str, node.result_types))}, but the op gives "
+                f"{', '.join(map(str, inferred))}"
+            )
 
 
 def updates_fit_their_states(graph: Graph) -> None:
@@ -57,10 +61,13 @@ def output_strides_fit(graph: Graph) -> None:
             raise GraphError(f"strides are declared for {name}, which is no output of graph {graph.name}")
         declared = graph.outputs[name].type.with_strides(strides)
         overlaps = declared.extent < declared.size or 0 in (
-            s for n, s in zip(declared.shape, declared.layout, strict=True) if n > 1)
+            s for n, s in zip(declared.shape, declared.layout, strict=True) if n > 1
+        )
         if overlaps or min(strides, default=0) < 0:
-            raise GraphError(f"output {name} of type {declared.with_strides(None)} has strides {strides}, "
-                             "which make elements share memory or run backwards")
+            raise GraphError(
+                f"output {name} of type {declared.with_strides(None)} has strides {strides}, "
+                "which make elements share memory or run backwards"
+            )
 
 
 def there_is_an_output(graph: Graph) -> None:

@@ -56,8 +56,16 @@ class GraphWriter:
         self.payloads[claimed] = payload
         return value
 
-    def emit(self, op: Op, operands: Sequence[Operand], *, name: str | None = None, stem: str | None = None,
-             origins: tuple[str, ...] | None = None, types: Sequence[TensorType] | None = None) -> tuple[Value, ...]:
+    def emit(
+        self,
+        op: Op,
+        operands: Sequence[Operand],
+        *,
+        name: str | None = None,
+        stem: str | None = None,
+        origins: tuple[str, ...] | None = None,
+        types: Sequence[TensorType] | None = None,
+    ) -> tuple[Value, ...]:
         """Adds one node and returns its results.  `types` overrides inference where strides are already decided.
 
         Without `origins` the node is its own origin, as a user's node is.
@@ -72,8 +80,9 @@ class GraphWriter:
         if len(inferred) == 1:
             results: tuple[Value, ...] = (Value(claimed, inferred[0], owner=self.owner),)
         else:
-            results = tuple(Value(self.claim(None, f"{claimed}.{i}"), t, owner=self.owner)
-                            for i, t in enumerate(inferred))
+            results = tuple(
+                Value(self.claim(None, f"{claimed}.{i}"), t, owner=self.owner) for i, t in enumerate(inferred)
+            )
         self.nodes.append(Node(claimed, op, values, results, (claimed,) if origins is None else origins))
         return results
 
@@ -82,11 +91,24 @@ class GraphWriter:
         self._names.update((node.name, *(v.name for v in node.results)))
         self.nodes.append(node)
 
-    def finish(self, outputs: Mapping[str, Value], updates: Mapping[str, Value] | None = None,
-               output_strides: Mapping[str, tuple[int, ...]] | None = None) -> Graph:
+    def finish(
+        self,
+        outputs: Mapping[str, Value],
+        updates: Mapping[str, Value] | None = None,
+        output_strides: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> Graph:
         """The frozen graph.  Raises GraphError naming the first violated invariant."""
-        graph = Graph(self.name, tuple(self.nodes), self.inputs, self.constants, self.payloads, outputs, self.states,
-                      updates or {}, output_strides or {})
+        graph = Graph(
+            self.name,
+            tuple(self.nodes),
+            self.inputs,
+            self.constants,
+            self.payloads,
+            outputs,
+            self.states,
+            updates or {},
+            output_strides or {},
+        )
         verify(graph)
         return graph
 
@@ -157,12 +179,20 @@ class Rewriter:
         self.writer.adopt(kept)
         return kept.results
 
-    def emit(self, op: Op, /, *operands: Operand, origins: Iterable[str], stem: str | None = None,
-             types: Sequence[TensorType] | None = None) -> tuple[Value, ...]:
+    def emit(
+        self,
+        op: Op,
+        /,
+        *operands: Operand,
+        origins: Iterable[str],
+        stem: str | None = None,
+        types: Sequence[TensorType] | None = None,
+    ) -> tuple[Value, ...]:
         """Adds a new node on values of the *new* graph, doing the work of the user's nodes `origins`."""
         merged = tuple(dict.fromkeys(origins))
-        return self.writer.emit(op, operands, stem=stem or (merged[0] if merged else op.label), origins=merged,
-                                types=types)
+        return self.writer.emit(
+            op, operands, stem=stem or (merged[0] if merged else op.label), origins=merged, types=types
+        )
 
     def constant(self, payload: Payload, stem: str = "constant") -> Value:
         return self.writer.constant(payload, stem=stem)

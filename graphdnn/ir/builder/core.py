@@ -46,8 +46,13 @@ class BuilderCore:
         data.setflags(write=False)
         return self._writer.constant(Payload(type, data), name)
 
-    def build(self, outputs: Mapping[str, Value], updates: Mapping[str, Value] | None = None, *,
-              strides: Mapping[str, Sequence[int]] | None = None) -> Graph:
+    def build(
+        self,
+        outputs: Mapping[str, Value],
+        updates: Mapping[str, Value] | None = None,
+        *,
+        strides: Mapping[str, Sequence[int]] | None = None,
+    ) -> Graph:
         """The immutable graph with these outputs.  `strides` declares layouts of outputs, in elements."""
         for name, value in {**outputs, **(updates or {})}.items():
             self._check_owned(f"output {name}", value)
@@ -66,8 +71,9 @@ class BuilderCore:
 
     def _check_owned(self, who: str, value: object) -> None:
         if not isinstance(value, Value):
-            raise GraphError(f"{who} is a {type(value).__name__}; a value of this builder is needed "
-                             "(wrap arrays with constant())")
+            raise GraphError(
+                f"{who} is a {type(value).__name__}; a value of this builder is needed (wrap arrays with constant())"
+            )
         if value.owner is None or value.owner() is not self:
             raise GraphError(f"{who} is {value}, which belongs to another builder than {self._writer.name}")
 

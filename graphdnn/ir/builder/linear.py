@@ -20,16 +20,29 @@ class LinearMethods(BuilderCore):
         """C[..., m, n] = sum over k of A[..., m, k] * B[..., k, n]; batch axes broadcast; 8-bit integers give int32."""
         return self._add(MatMul(), a, b, name=name)[0]
 
-    def conv(self, x: Value, w: Value, *, stride: Window = 1, padding: Padding = 0, dilation: Window = 1,
-             groups: int = 1, name: str | None = None) -> Value:
+    def conv(
+        self,
+        x: Value,
+        w: Value,
+        *,
+        stride: Window = 1,
+        padding: Padding = 0,
+        dilation: Window = 1,
+        groups: int = 1,
+        name: str | None = None,
+    ) -> Value:
         """Cross-correlation of x (N, C, *spatial) with w (K, C / groups, *kernel), zero outside; 2-D or 3-D.
 
         `stride`, `dilation`: one number or one per spatial axis; `padding` also ((lo, hi), ...) per axis.
         """
         spatial = max(x.type.rank - 2, 0)
         who = name or "conv"
-        attributes = Conv(stride=per_axis(who, "stride", stride, spatial), padding=pairs(who, padding, spatial),
-                          dilation=per_axis(who, "dilation", dilation, spatial), groups=int(groups))
+        attributes = Conv(
+            stride=per_axis(who, "stride", stride, spatial),
+            padding=pairs(who, padding, spatial),
+            dilation=per_axis(who, "dilation", dilation, spatial),
+            groups=int(groups),
+        )
         return self._add(attributes, x, w, name=name)[0]
 
 
@@ -49,6 +62,7 @@ def pairs(who: str, value: Padding, spatial: int) -> tuple[tuple[int, int], ...]
         return ((value, value),) * spatial
     entries = [(v, v) if isinstance(v, int) else tuple(v) for v in value]
     if len(entries) != spatial or not all(len(e) == 2 and all(isinstance(n, int) for n in e) for e in entries):
-        raise GraphError(f"{who}: padding is {value!r}; a whole number, {spatial} of them, or {spatial} (lo, hi) pairs "
-                         "are needed")
+        raise GraphError(
+            f"{who}: padding is {value!r}; a whole number, {spatial} of them, or {spatial} (lo, hi) pairs are needed"
+        )
     return tuple((lo, hi) for lo, hi in entries)

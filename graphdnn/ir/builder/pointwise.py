@@ -73,8 +73,9 @@ class PointwiseMethods(BuilderCore):
         """x * (1 + erf(x / sqrt 2)) / 2, or with "tanh" x * (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))) / 2."""
         return self._add(Pointwise(fn=gelu_form("gelu", approximate)), x, name=name)[0]
 
-    def gelu_backward(self, dy: Value, x: Value, *, approximate: Literal["none", "tanh"] = "none",
-                      name: str | None = None) -> Value:
+    def gelu_backward(
+        self, dy: Value, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None
+    ) -> Value:
         """dy times the derivative of gelu at x."""
         return self._add(Pointwise(fn=gelu_form("gelu", approximate) + "_backward"), dy, x, name=name)[0]
 
@@ -96,7 +97,9 @@ class PointwiseMethods(BuilderCore):
 
     def softplus_backward(self, dy: Value, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """dy * sigmoid(beta x)."""
-        return self._add(Pointwise(fn="softplus_backward", parameters=(nonzero("softplus", beta),)), dy, x, name=name)[0]
+        return self._add(Pointwise(fn="softplus_backward", parameters=(nonzero("softplus", beta),)), dy, x, name=name)[
+            0
+        ]
 
     def swish(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """x * sigmoid(beta x)."""
@@ -128,8 +131,10 @@ class PointwiseMethods(BuilderCore):
         """x + b with x's shape; b broadcasts against x, and a 1-D b must name the axis of x that it lies along."""
         if b.type.rank == 1 and axis is None and x.type.rank > 1:
             fits = [a for a, n in enumerate(x.type.shape) if n == b.type.shape[0]]
-            raise GraphError(f"{name or 'bias'}: b is 1-D ({b.type}) and x is {x.type}; name its axis"
-                             f"{f', such as axis={fits[0]}' if fits else ''}")
+            raise GraphError(
+                f"{name or 'bias'}: b is 1-D ({b.type}) and x is {x.type}; name its axis"
+                f"{f', such as axis={fits[0]}' if fits else ''}"
+            )
         if axis is not None:
             axis = normalize_axis(axis, x.type.rank, name or "bias")
         return self._add(Bias(axis=axis), x, b, name=name)[0]
@@ -149,12 +154,16 @@ def nonzero(who: str, beta: float) -> float:
 
 def _method(fn: str, row: Fn) -> object:
     if row.arity == 1:
+
         def unary(self: BuilderCore, x: Value, *, name: str | None = None) -> Value:
             return self._add(Pointwise(fn=fn), x, name=name)[0]
+
         made: object = unary
     else:
+
         def binary(self: BuilderCore, a: Operand, b: Operand, *, name: str | None = None) -> Value:
             return self._add(Pointwise(fn=fn), a, b, name=name)[0]
+
         made = binary
     made.__name__, made.__qualname__ = fn, f"GraphBuilder.{fn}"  # type: ignore[attr-defined]
     made.__doc__ = f"{row.equation}."

@@ -68,8 +68,15 @@ def windows(x: Array, kernel: tuple[int, ...], stride: tuple[int, ...], dilation
     return view[(slice(None), slice(None), *steps)]
 
 
-def check_window(who: str, x: TensorType, spatial: int, kernel: tuple[int, ...], stride: tuple[int, ...],
-                 padding: tuple[tuple[int, int], ...], dilation: tuple[int, ...]) -> None:
+def check_window(
+    who: str,
+    x: TensorType,
+    spatial: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+) -> None:
     """Raises GraphError when window attributes do not have one sensible entry per spatial axis."""
     for name, values in (("kernel", kernel), ("stride", stride), ("padding", padding), ("dilation", dilation)):
         if len(values) != spatial:
@@ -83,9 +90,9 @@ def check_window(who: str, x: TensorType, spatial: int, kernel: tuple[int, ...],
 
 @op("conv")
 class Conv(Op):
-    """y[n, k, o] = sum over c, r of x[n, c, o * stride + r * dilation - lo] * w[k, c, r]: cross-correlation, as PyTorch's.
+    """y[n, k, o] = sum over c, r of x[n, c, o * stride + r * dilation - lo] * w[k, c, r].
 
-    x is (N, C, *spatial) with two or three spatial axes, w is (K, C / groups, *kernel); x is zero outside.  `padding`
+    That is cross-correlation, as PyTorch's.  x is (N, C, *spatial) with two or three spatial axes, w is (K, C / groups, *kernel); x is zero outside.  `padding`
     holds (lo, hi) per spatial axis.  Raises GraphError when ranks, channels, groups or extents do not fit.
     """
 
@@ -105,12 +112,16 @@ class Conv(Op):
         if self.groups < 1 or x.shape[1] % self.groups or w.shape[0] % self.groups:
             raise GraphError(f"conv: groups={self.groups} does not divide the channels: x is {x}, w is {w}")
         if x.shape[1] != w.shape[1] * self.groups:
-            raise GraphError(f"conv: x has {x.shape[1]} channels, but w and groups={self.groups} need "
-                             f"{w.shape[1] * self.groups}: x is {x}, w is {w}")
+            raise GraphError(
+                f"conv: x has {x.shape[1]} channels, but w and groups={self.groups} need "
+                f"{w.shape[1] * self.groups}: x is {x}, w is {w}"
+            )
         out = tuple(map(conv_extent, x.shape[2:], w.shape[2:], self.stride, self.padding, self.dilation))
         if min(out) < 1:
-            raise GraphError(f"conv: the kernel does not fit: x is {x} with padding {self.padding}, w is {w} with "
-                             f"dilation {self.dilation}")
+            raise GraphError(
+                f"conv: the kernel does not fit: x is {x} with padding {self.padding}, w is {w} with "
+                f"dilation {self.dilation}"
+            )
         return (TensorType((x.shape[0], w.shape[0], *out), product_type("conv", self.operand_names, (x, w))),)
 
     def reference(self, x: Array, w: Array) -> tuple[Array, ...]:  # type: ignore[override]
@@ -119,7 +130,7 @@ class Conv(Op):
         padded = np.pad(x, ((0, 0), (0, 0), *self.padding))
         view = windows(padded, w.shape[2:], self.stride, self.dilation)
         n, c, out = x.shape[0], w.shape[1], view.shape[2 : 2 + spatial]
-        # (N, groups, C/groups, *out, *kernel) -> one matrix product per group: (N * out, C/groups * kernel) by its filter
+        # (N, groups, C/groups, *out, *kernel) -> one product per group: (N * out, C/groups * kernel) by its filter
         view = view.reshape(n, self.groups, c, *view.shape[2:])
         order = (1, 0, *range(3, 3 + spatial), 2, *range(3 + spatial, 3 + 2 * spatial))
         columns = view.transpose(order).reshape(self.groups, n * prod(out), -1)

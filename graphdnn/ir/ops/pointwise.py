@@ -141,10 +141,20 @@ FUNCTIONS: dict[str, Fn] = {
     "floor": Fn(1, np.floor, "greatest whole number not above x", takes="float"),
     # activations
     "relu": Fn(1, lambda x: _maximum_with(0, x), "max(x, 0)"),
-    "leaky_relu": Fn(1, lambda x, slope: np.where(x < 0, slope * x, x), "x where x >= 0, negative_slope * x elsewhere",
-                     (("negative_slope", 0.01),), takes="float"),
-    "elu": Fn(1, lambda x, alpha: np.where(x < 0, alpha * np.expm1(x), x), "x where x >= 0, alpha * (e ** x - 1) elsewhere",
-              (("alpha", 1.0),), takes="float"),
+    "leaky_relu": Fn(
+        1,
+        lambda x, slope: np.where(x < 0, slope * x, x),
+        "x where x >= 0, negative_slope * x elsewhere",
+        (("negative_slope", 0.01),),
+        takes="float",
+    ),
+    "elu": Fn(
+        1,
+        lambda x, alpha: np.where(x < 0, alpha * np.expm1(x), x),
+        "x where x >= 0, alpha * (e ** x - 1) elsewhere",
+        (("alpha", 1.0),),
+        takes="float",
+    ),
     "gelu": Fn(1, _gelu, "x * (1 + erf(x / sqrt 2)) / 2", takes="float"),
     "gelu_tanh": Fn(1, _gelu_tanh, "x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3))) / 2", takes="float"),
     "sigmoid": Fn(1, _sigmoid, "1 / (1 + e ** -x)", takes="float"),
@@ -155,19 +165,31 @@ FUNCTIONS: dict[str, Fn] = {
     "hard_swish": Fn(1, lambda x: x * _hard_sigmoid(x), "x * hard_sigmoid(x)", takes="float"),
     "clip": Fn(1, _clip, "x held between min and max; NaN stays", (("min", None), ("max", None))),
     # gradients of activations: dy times the derivative at x (at y, the activation's result, for tanh and sigmoid)
-    "relu_backward": Fn(2, lambda dy, x: np.where(x > 0, dy, np.zeros_like(dy)), "dy where x > 0, 0 elsewhere",
-                        takes="float"),
+    "relu_backward": Fn(
+        2, lambda dy, x: np.where(x > 0, dy, np.zeros_like(dy)), "dy where x > 0, 0 elsewhere", takes="float"
+    ),
     "tanh_backward": Fn(2, lambda dy, y: dy * (1 - y * y), "dy * (1 - y * y), y = tanh(x)", takes="float"),
     "sigmoid_backward": Fn(2, lambda dy, y: dy * y * (1 - y), "dy * y * (1 - y), y = sigmoid(x)", takes="float"),
-    "elu_backward": Fn(2, lambda dy, x, alpha: dy * np.where(x < 0, alpha * np.exp(x), 1).astype(x.dtype),
-                       "dy where x >= 0, dy * alpha * e ** x elsewhere", (("alpha", 1.0),), takes="float"),
+    "elu_backward": Fn(
+        2,
+        lambda dy, x, alpha: dy * np.where(x < 0, alpha * np.exp(x), 1).astype(x.dtype),
+        "dy where x >= 0, dy * alpha * e ** x elsewhere",
+        (("alpha", 1.0),),
+        takes="float",
+    ),
     "gelu_backward": Fn(2, _gelu_backward, "dy * d gelu(x) / dx", takes="float"),
     "gelu_tanh_backward": Fn(2, _gelu_tanh_backward, "dy * d gelu_tanh(x) / dx", takes="float"),
     "silu_backward": Fn(2, _silu_backward, "dy * d silu(x) / dx", takes="float"),
-    "softplus_backward": Fn(2, lambda dy, x, beta: dy * _sigmoid(beta * x), "dy * sigmoid(beta x)", (("beta", 1.0),),
-                            takes="float"),
-    "swish_backward": Fn(2, lambda dy, x, beta: dy * (_sigmoid(beta * x) * (1 + beta * x * (1 - _sigmoid(beta * x)))),
-                         "dy * d swish(x) / dx", (("beta", 1.0),), takes="float"),
+    "softplus_backward": Fn(
+        2, lambda dy, x, beta: dy * _sigmoid(beta * x), "dy * sigmoid(beta x)", (("beta", 1.0),), takes="float"
+    ),
+    "swish_backward": Fn(
+        2,
+        lambda dy, x, beta: dy * (_sigmoid(beta * x) * (1 + beta * x * (1 - _sigmoid(beta * x)))),
+        "dy * d swish(x) / dx",
+        (("beta", 1.0),),
+        takes="float",
+    ),
     # comparisons and logic
     "equal": Fn(2, np.equal, "a == b", takes="any", gives=bool_),
     "not_equal": Fn(2, np.not_equal, "a != b", takes="any", gives=bool_),
@@ -245,8 +267,10 @@ class Pointwise(Elementwise):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         row = FUNCTIONS[self.fn]
         if len(operands) != row.arity or len(self.parameters) != len(row.parameters):
-            raise GraphError(f"{self.fn}: takes {row.arity} operands and {len(row.parameters)} parameters, "
-                             f"not {len(operands)} and {len(self.parameters)}")
+            raise GraphError(
+                f"{self.fn}: takes {row.arity} operands and {len(row.parameters)} parameters, "
+                f"not {len(operands)} and {len(self.parameters)}"
+            )
         dtype = common_type(self.fn, self.operand_names, operands)
         if not TAKES[row.takes](dtype):
             raise GraphError(f"{self.fn}: operand is {dtype}; a {row.takes} type is needed")
