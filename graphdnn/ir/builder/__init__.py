@@ -2,12 +2,18 @@
 
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.builder.linear import LinearMethods
+from graphdnn.ir.builder.norm import NormMethods
 from graphdnn.ir.builder.pointwise import PointwiseMethods
+from graphdnn.ir.builder.pool import PoolMethods
+from graphdnn.ir.builder.reduction import ReductionMethods
+from graphdnn.ir.builder.softmax import SoftmaxMethods
 
 __all__ = ["GraphBuilder"]
 
 
-class GraphBuilder(PointwiseMethods, LinearMethods, BuilderCore):
+class GraphBuilder(
+    PointwiseMethods, LinearMethods, ReductionMethods, SoftmaxMethods, NormMethods, PoolMethods, BuilderCore
+):
     """Builds one graph: `input`, `constant` and `state` make values, the other methods apply ops, `build` freezes.
 
     Every method takes `name=` for its node.  A call that does not fit raises GraphError at the line that made it.

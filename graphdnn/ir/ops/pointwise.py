@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.op import Op, op
+from graphdnn.ir.graph import Value
+from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.types import DTYPES, Array, DType, TensorType, bool_, broadcast_shapes, promote
 
 
@@ -355,3 +356,13 @@ class Select(Elementwise):
 
     def reference(self, condition: Array, a: Array, b: Array) -> tuple[Array, ...]:  # type: ignore[override]
         return (np.where(condition, a, b),)
+
+
+def widened(make: Make, x: Value) -> Value:
+    """`x` in the type that arithmetic on it is done in: a cast to float32 for the halves."""
+    return narrowed(make, x, x.type.dtype.compute)
+
+
+def narrowed(make: Make, x: Value, dtype: DType) -> Value:
+    """`x` cast to `dtype`, or itself where it has that type."""
+    return x if x.type.dtype == dtype else make(Cast(dtype=dtype.name), x)
