@@ -1,0 +1,1 @@
+"""Real networks written with the builder, shared by examples, tests and benchmarks."""
