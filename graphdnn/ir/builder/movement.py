@@ -1,0 +1,165 @@
+"""Builder methods that move or rename elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from graphdnn.errors import GraphError
+from graphdnn.ir.builder.core import BuilderCore
+from graphdnn.ir.graph import Value
+from graphdnn.ir.ops.movement import (
+    Concat,
+    Expand,
+    Gather,
+    Iota,
+    Pad,
+    Reshape,
+    Slice,
+    Split,
+    Squeeze,
+    Transpose,
+    Unsqueeze,
+    WriteSlice,
+)
+from graphdnn.ir.types import DType, as_dtype, int32, normalize_axes, normalize_axis
+
+
+class MovementMethods(BuilderCore):
+    """Reshaping, reordering, joining, cutting, looking up and writing."""
+
+    def reshape(self, x: Value, shape: Sequence[int], *, name: str | None = None) -> Value:
+        """x's elements in the same row-major order under another shape; one extent may be -1, and is worked out."""
+        return self._add(Reshape(shape=completed(name or "reshape", shape, x.type.size)), x, name=name)[0]
+
+    def transpose(self, x: Value, axes: Sequence[int], *, name: str | None = None) -> Value:
+        """Axis a of the result is axis `axes[a]` of x."""
+        who = name or "transpose"
+        order = tuple(normalize_axis(a, x.type.rank, who) for a in whole_numbers(who, "axes", axes))
+        return self._add(Transpose(axes=order), x, name=name)[0]
+
+    def expand(self, x: Value, shape: Sequence[int], *, name: str | None = None) -> Value:
+        """x repeated along its size-1 axes and along new leading ones; -1 keeps an extent of x, as in PyTorch."""
+        who = name or "expand"
+        wanted = whole_numbers(who, "shape", shape)
+        kept = (1,) * (len(wanted) - x.type.rank) + x.type.shape
+        if -1 in wanted[: max(len(wanted) - x.type.rank, 0)]:
+            raise GraphError(f"{who}: shape {wanted} has -1 for an axis that x lacks: x is {x.type}")
+        shape = tuple(m if n == -1 else n for n, m in zip(wanted, kept, strict=False))
+        return self._add(Expand(shape=shape), x, name=name)[0]
+
+    def squeeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
+        """x without these size-1 axes."""
+        return self._add(Squeeze(axes=normalize_axes(axes, x.type.rank, name or "squeeze")), x, name=name)[0]
+
+    def unsqueeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
+        """x with size-1 axes put in, so that they stand at `axes` of the result."""
+        rank = x.type.rank + (1 if isinstance(axes, int) else len(axes))
+        return self._add(Unsqueeze(axes=normalize_axes(axes, rank, name or "unsqueeze")), x, name=name)[0]
+
+    def concat(self, xs: Sequence[Value], *, axis: int, name: str | None = None) -> Value:
+        """The tensors one after the other along `axis`."""
+        who = name or "concat"
+        if not xs:
+            raise GraphError(f"{who}: there are no tensors; at least one is needed")
+        for index, x in enumerate(xs):
+            self._check_owned(f"{who}: operand {index}", x)
+        return self._add(Concat(axis=normalize_axis(axis, xs[0].type.rank, who)), *xs, name=name)[0]
+
+    def split(self, x: Value, sizes: int | Sequence[int], *, axis: int, name: str | None = None) -> tuple[Value, ...]:
+        """Consecutive parts of x along `axis`: parts of these extents, or that many equal parts for one number."""
+        who = name or "split"
+        axis = normalize_axis(axis, x.type.rank, who)
+        if isinstance(sizes, int):
+            extent = x.type.shape[axis]
+            if sizes < 1 or extent % sizes:
+                raise GraphError(f"{who}: {sizes} equal parts cannot be made of axis {axis}: x is {x.type}")
+            sizes = (extent // sizes,) * sizes
+        return self._add(Split(sizes=whole_numbers(who, "sizes", sizes), axis=axis), x, name=name)
+
+    def slice(
+        self,
+        x: Value,
+        starts: Sequence[int | None],
+        stops: Sequence[int | None],
+        steps: Sequence[int | None] | None = None,
+        *,
+        axes: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """x[start:stop:step, ...], one entry per axis of x or of `axes`: Python's meaning of negative and absent ones.
+
+        Steps must be at least 1, and something must be left.
+        """
+        who, rank = name or "slice", x.type.rank
+        places = range(rank) if axes is None else [normalize_axis(a, rank, who) for a in axes]
+        given = (starts, stops, [None] * len(places) if steps is None else steps)
+        if any(len(g) != len(places) for g in given) or len(set(places)) != len(places):
+            raise GraphError(
+                f"{who}: starts, stops and steps have {', '.join(str(len(g)) for g in given)} entries; "
+                f"{len(places)} each, for distinct axes, are needed: x is {x.type}"
+            )
+        if any(step is not None and step < 1 for step in given[2]):
+            raise GraphError(f"{who}: steps are {tuple(given[2])}; every one must be at least 1")
+        cuts = [slice(None)] * rank
+        for axis, start, stop, step in zip(places, *given, strict=True):
+            cuts[axis] = slice(start, stop, step)
+        bounds = [cut.indices(n) for cut, n in zip(cuts, x.type.shape, strict=True)]
+        op = Slice(
+            starts=tuple(b[0] for b in bounds), stops=tuple(b[1] for b in bounds), steps=tuple(b[2] for b in bounds)
+        )
+        return self._add(op, x, name=name)[0]
+
+    def pad(
+        self, x: Value, padding: Sequence[tuple[int, int]], *, value: float = 0.0, name: str | None = None
+    ) -> Value:
+        """x with ((lo, hi), ...) more elements of `value` on both sides of each axis."""
+        who = name or "pad"
+        pairs = [whole_numbers(who, "padding", pair) for pair in padding]
+        if any(len(pair) != 2 for pair in pairs):
+            raise GraphError(f"{who}: padding is {padding!r}; one (lo, hi) pair per axis of x is needed")
+        return self._add(Pad(padding=tuple((lo, hi) for lo, hi in pairs), value=float(value)), x, name=name)[0]
+
+    def gather(self, x: Value, indices: Value, *, axis: int = 0, name: str | None = None) -> Value:
+        """The entries of x at `indices` (int32 or int64) along `axis`, as numpy.take; an embedding's lookup.
+
+        Negative indices count from the end; those outside x are held at its nearest end.
+        """
+        return self._add(Gather(axis=normalize_axis(axis, x.type.rank, name or "gather")), x, indices, name=name)[0]
+
+    def write_slice(self, x: Value, update: Value, start: Value | int, *, axis: int, name: str | None = None) -> Value:
+        """x with `update` in place of its elements from `start` on along `axis`.
+
+        `start` is a number, or an int32 or int64 tensor of one element known only at run time.  It is held between 0
+        and the last place where the update fits.
+        """
+        axis = normalize_axis(axis, x.type.rank, name or "write_slice")
+        if isinstance(start, int):
+            return self._add(WriteSlice(axis=axis, start=start), x, update, name=name)[0]
+        return self._add(WriteSlice(axis=axis), x, update, start, name=name)[0]
+
+    def iota(self, size: int, *, dtype: DType = int32, name: str | None = None) -> Value:
+        """0, 1, ..., size - 1: positions."""
+        return self._add(Iota(size=int(size), dtype=as_dtype(dtype).name), name=name)[0]
+
+
+def whole_numbers(who: str, what: str, entries: Sequence[int]) -> tuple[int, ...]:
+    """The entries as a tuple.  Raises GraphError naming `who` for anything but whole numbers."""
+    try:
+        return tuple(int(n.__index__()) for n in entries)
+    except (TypeError, AttributeError):
+        raise GraphError(f"{who}: {what} is {entries!r}; a sequence of whole numbers is needed") from None
+
+
+def completed(who: str, shape: Sequence[int], size: int) -> tuple[int, ...]:
+    """`shape` with its one -1 replaced by what is left of `size`."""
+    wanted = whole_numbers(who, "shape", shape)
+    if -1 not in wanted:
+        return wanted
+    known = prod(n for n in wanted if n != -1)
+    if wanted.count(-1) > 1 or known < 1 or size % known:
+        raise GraphError(
+            f"{who}: shape {wanted} does not fit {size} elements; at most one extent may be -1, and the "
+            "others must divide the size"
+        )
+    return tuple(size // known if n == -1 else n for n in wanted)

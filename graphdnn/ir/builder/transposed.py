@@ -1,0 +1,38 @@
+"""Builder method for transposed convolution."""
+
+from __future__ import annotations
+
+from graphdnn.ir.builder.core import BuilderCore
+from graphdnn.ir.builder.linear import Padding, Window, pairs, per_axis
+from graphdnn.ir.graph import Value
+from graphdnn.ir.ops.transposed import ConvTranspose
+
+
+class TransposedMethods(BuilderCore):
+    """Operations that enlarge with weights."""
+
+    def conv_transpose(
+        self,
+        x: Value,
+        w: Value,
+        *,
+        stride: Window = 1,
+        padding: Padding = 0,
+        output_padding: Window = 0,
+        dilation: Window = 1,
+        groups: int = 1,
+        name: str | None = None,
+    ) -> Value:
+        """Transposed convolution of x (N, C, *spatial) with w (C, K / groups, *kernel), as PyTorch's; 2-D or 3-D.
+
+        The result is (in - 1) * stride - lo - hi + dilation * (kernel - 1) + output_padding + 1 long along each axis.
+        """
+        spatial, who = max(x.type.rank - 2, 0), name or "conv_transpose"
+        op = ConvTranspose(
+            stride=per_axis(who, "stride", stride, spatial),
+            padding=pairs(who, padding, spatial),
+            output_padding=per_axis(who, "output_padding", output_padding, spatial),
+            dilation=per_axis(who, "dilation", dilation, spatial),
+            groups=int(groups),
+        )
+        return self._add(op, x, w, name=name)[0]
