@@ -167,13 +167,16 @@ class Rewriter:
         """From now on, whoever read `old` reads `new`."""
         self._new[old] = new
 
-    def keep(self, node: Node) -> tuple[Value, ...]:
-        """Carries a node over, reading the new values of its operands."""
-        operands = tuple(self[v] for v in node.operands)
-        if operands == node.operands:
+    def keep(
+        self, node: Node, *, operands: Sequence[Value] | None = None, origins: tuple[str, ...] | None = None
+    ) -> tuple[Value, ...]:
+        """Carries a node over, reading the new values of its operands, or `operands`; its work may grow to `origins`."""
+        reads = tuple(self[v] for v in node.operands) if operands is None else tuple(operands)
+        work = node.origins if origins is None else origins
+        if reads == node.operands and work == node.origins:
             kept = node
         else:
-            kept = Node(node.name, node.op, operands, tuple(Value(v.name, v.type) for v in node.results), node.origins)
+            kept = Node(node.name, node.op, reads, tuple(Value(v.name, v.type) for v in node.results), work)
             for old, new in zip(node.results, kept.results, strict=True):
                 self.replace(old, new)
         self.writer.adopt(kept)
