@@ -1,0 +1,183 @@
+"""Rewriting: rules swept over a graph until none fits, and the record of what was done and what was refused.
+
+Every sweep looks at the nodes from the outputs backwards, so that the larger of two matches wins, and at each node
+tries the rules in their order.  The new graph is built once a sweep, in linear time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from graphdnn.answer import Code, Decline
+from graphdnn.errors import CompileError
+from graphdnn.ir.graph import Graph, Node, Payload, Value
+from graphdnn.ir.op import Op
+from graphdnn.ir.writer import Operand, Rewriter
+from graphdnn.passes.pattern import Is, Match, OneOf, Pattern, matches
+
+SWEEPS = 200
+"""Sweeps after which rules count as undoing each other; deep chains need one for each doubling of their length."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A near miss: the user's nodes that look like what `rule` wants, and why they are not."""
+
+    rule: str
+    nodes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What a pass gives: the graph, one sentence for each change, and the near misses."""
+
+    graph: Graph
+    changes: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    def then(self, step: Callable[[Graph], Rewritten]) -> Rewritten:
+        """This followed by `step`, with both records."""
+        after = step(self.graph)
+        return Rewritten(
+            after.graph, self.changes + after.changes, tuple(dict.fromkeys(self.refusals + after.refusals))
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where `pattern` fits and `where` has no objection, the root's results become what `build` makes.
+
+    `does` completes the sentence "the user's nodes: ...".  `build` may give an existing value.
+    """
+
+    name: str
+    does: str
+    pattern: Is | OneOf
+    build: Callable[[Emitter, Match], Value]
+    where: Callable[[Match], Decline | None] | None = None
+
+
+class Emitter:
+    """Emits nodes of the new graph that do the work of some user's nodes; takes old values or new ones as operands."""
+
+    def __init__(self, rewriter: Rewriter, origins: Iterable[str]) -> None:
+        self.rewriter = rewriter
+        self.origins = tuple(dict.fromkeys(origins))
+
+    def __call__(self, op: Op, /, *operands: Operand) -> Value:
+        return self.all(op, *operands)[0]
+
+    def all(self, op: Op, /, *operands: Operand) -> tuple[Value, ...]:
+        """Every result of the new node."""
+        now = (self.rewriter[v] if isinstance(v, Value) else v for v in operands)
+        return self.rewriter.emit(op, *now, origins=self.origins)
+
+    def constant(self, payload: Payload) -> Value:
+        """A new constant."""
+        return self.rewriter.constant(payload)
+
+
+def rewrite(graph: Graph, rules: Sequence[Rule]) -> Rewritten:
+    """Applies `rules` until none fits.  Raises CompileError with the rules' names when they do not settle."""
+    index = Index(rules)
+    changes: list[str] = []
+    busy = ""
+    for _ in range(SWEEPS):
+        done, refusals = find(graph, index)
+        if not done:
+            return Rewritten(graph, tuple(changes), refusals)
+        graph = apply(graph, done)
+        changes += (f"{', '.join(found.origins)}: {rule.does}" for rule, found in reversed(done.values()))
+        busy = ", ".join(dict.fromkeys(rule.name for rule, _ in done.values()))
+    raise CompileError(
+        f"graph {graph.name}: the rules {busy} still change it after {SWEEPS} sweeps; they undo each other"
+    )
+
+
+class Index:
+    """Rules by the class of op that their root may have, in their order."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.heads = [(rule, heads(rule.pattern)) for rule in rules]
+        self.known: dict[type[Op], tuple[Rule, ...]] = {}
+
+    def __getitem__(self, op: Op) -> tuple[Rule, ...]:
+        kind = type(op)
+        if kind not in self.known:
+            self.known[kind] = tuple(rule for rule, classes in self.heads if issubclass(kind, classes))
+        return self.known[kind]
+
+
+def heads(pattern: Pattern) -> tuple[type[Op], ...]:
+    """Op classes of the nodes that can be the root of a match."""
+    if isinstance(pattern, OneOf):
+        return tuple(dict.fromkeys(kind for choice in pattern.choices for kind in heads(choice)))
+    if isinstance(pattern, Is):
+        return pattern.op if isinstance(pattern.op, tuple) else (pattern.op,)
+    raise CompileError(f"the root of a pattern is {pattern}; a node is needed there")
+
+
+def find(graph: Graph, rules: Index) -> tuple[dict[Node, tuple[Rule, Match]], tuple[Refusal, ...]]:
+    """Matches by root that share no node, and the near misses."""
+    taken: set[Node] = set()
+    done: dict[Node, tuple[Rule, Match]] = {}
+    refusals: dict[Refusal, None] = {}
+    for node in reversed(graph.nodes):
+        for rule in () if node in taken else rules[node.op]:
+            found = first_legal(rule, node, graph)
+            if isinstance(found, Match) and taken.isdisjoint(found.nodes):
+                done[node] = rule, found
+                taken.update(found.nodes)
+                break
+            if isinstance(found, Refusal):
+                refusals[found] = None
+    return done, tuple(refusals)
+
+
+def first_legal(rule: Rule, node: Node, graph: Graph) -> Match | Refusal | None:
+    """The first match of `rule` at `node` that nothing speaks against, else the first objection."""
+    refusal: Refusal | None = None
+    for found in matches(rule.pattern, node, graph):
+        decline = found.escape or (rule.where(found) if rule.where is not None else None)
+        if decline is None:
+            return found
+        refusal = refusal or Refusal(rule.name, found.origins, decline.reason)
+    return refusal
+
+
+def apply(graph: Graph, done: dict[Node, tuple[Rule, Match]]) -> Graph:
+    """The graph with every root of `done` replaced by what its rule builds, and what nothing reads any more left out."""
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if node not in done:
+            rewriter.keep(node)
+            continue
+        rule, found = done[node]
+        made = rewriter[rule.build(Emitter(rewriter, found.origins), found)]
+        before, after = node.result.type, made.type
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise CompileError(f"rule {rule.name} made {after} of {node}, which is {before}")
+        rewriter.replace(node.result, made)
+    return finish(rewriter)
+
+
+def finish(rewriter: Rewriter) -> Graph:
+    """The new graph without the nodes that nothing reads."""
+    needed = {rewriter[v] for v in rewriter.graph.escaping}
+    live: list[Node] = []
+    for node in reversed(rewriter.writer.nodes):
+        if needed.isdisjoint(node.results):
+            continue
+        live.append(node)
+        needed.update(node.operands)
+    rewriter.writer.nodes[:] = reversed(live)
+    return rewriter.finish()
+
+
+def keeps_a_node(found: Match, value: Value) -> Decline | None:
+    """Declines to put `value` in the root's place where an output of the graph would become one of its sources."""
+    if found.root.result in found.graph.escaping and value not in found.graph.producer:
+        return Decline(Code.ESCAPE, f"{found.root.result} leaves the graph, and {value} is not made in it")
+    return None
