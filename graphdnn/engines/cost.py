@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphdnn.ir.graph import Node
+from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
+from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
-MATRIX_OPS: tuple[type, ...] = (Conv, MatMul)
+MATRIX_OPS: tuple[type, ...] = (Conv, ConvTranspose, MatMul, Attention)
 """Ops whose arithmetic the matrix units do."""
 
 
@@ -24,7 +26,7 @@ class Efficiency:
 
 def unit_of(node: Node, precision: str) -> str:
     """Name of the arithmetic unit that does a node's work, a key of Target.rates."""
-    dtype = node.operands[0].type.dtype
+    dtype = (node.operands or node.results)[0].type.dtype
     if dtype.name == "float32" and precision != "ieee" and isinstance(node.op, MATRIX_OPS):
         return "tf32"
     return dtype.name if isinstance(node.op, MATRIX_OPS) else dtype.compute.name
