@@ -170,7 +170,7 @@ class Rewriter:
     def keep(
         self, node: Node, *, operands: Sequence[Value] | None = None, origins: tuple[str, ...] | None = None
     ) -> tuple[Value, ...]:
-        """Carries a node over, reading the new values of its operands, or `operands`; its work may grow to `origins`."""
+        """Carries a node over, reading the new values of its operands (or `operands`), doing the work of `origins`."""
         reads = tuple(self[v] for v in node.operands) if operands is None else tuple(operands)
         work = node.origins if origins is None else origins
         if reads == node.operands and work == node.origins:

@@ -1,4 +1,4 @@
-"""Patterns as data: shapes of producers that a rule looks for, matched backwards from the value that the last node makes.
+"""Patterns as data: shapes of producers that a rule looks for, matched backwards from the value that the root makes.
 
 A pattern says what must be there (op, wiring, numbers); what must hold of shapes and attributes is left to the rule,
 so that a near miss has a reason to report.  A value that is needed outside a match is never swallowed.
@@ -70,7 +70,7 @@ def one_of(*choices: Pattern) -> OneOf:
 
 
 def fn(name: str, *operands: Pattern, bind: str | None = None, shared: bool = False) -> Is:
-    """A pointwise node of that function whose operands broadcast as in numpy, in either order where that is the same."""
+    """A pointwise node of that function, its operands aligned as in numpy, in either order where that is the same."""
     ops: dict[str, tuple[type[Op], ...]] = {"add": (Pointwise, Bias), "select": (Select,)}
     return Is(
         ops.get(name, (Pointwise,)), operands, lambda node: computes(node, name), bind, name in COMMUTATIVE, shared

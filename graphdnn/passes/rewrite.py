@@ -148,7 +148,7 @@ def first_legal(rule: Rule, node: Node, graph: Graph) -> Match | Refusal | None:
 
 
 def apply(graph: Graph, done: dict[Node, tuple[Rule, Match]]) -> Graph:
-    """The graph with every root of `done` replaced by what its rule builds, and what nothing reads any more left out."""
+    """The graph with every root of `done` replaced by what its rule builds, without what nothing reads any more."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         if node not in done:
