@@ -13,7 +13,7 @@ graph = g.build({"y": g.softmax(y)})
 report = gd.compile(graph, target=gd.Target.named("h200")).report
 for region in report.regions:
     print(
-        f"{region.name}: {region.pattern} runs on {region.engine} in {region.precision}, about {region.estimated_us:.0f} us"
+        f"{region.name}: {region.pattern} on {region.engine} in {region.precision}, about {region.estimated_us:.0f} us"
     )
     for entry in region.alternatives:
         if entry.verdict == "declined" and entry.fix is not None:

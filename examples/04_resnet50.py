@@ -1,4 +1,4 @@
-"""ResNet-50 in float16: batch norms fold into the convolutions, and every conv carries its relu and its residual add."""
+"""ResNet-50 in float16: batch norms fold into the convolutions, which carry the relus and the residual adds."""
 
 import numpy as np
 from models.resnet import build, random_parameters

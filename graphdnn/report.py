@@ -10,6 +10,8 @@ Verdict = Literal["chosen", "slower", "declined", "conflict", "excluded", "faile
 
 
 class Record(BaseModel):
+    """What all parts of a report share: frozen, and no field that is not named here."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

@@ -129,9 +129,6 @@ def immediates(op: Op, operands: Sequence[Operand]) -> tuple[Value, ...]:
 
 def immediate(op: Op, number: bool | int | float, dtype: DType) -> Value:
     """A Python number as a value of `dtype`.  Raises GraphError when the type cannot hold it."""
-    if not isinstance(number, bool | int | float):
-        kind = type(number).__name__
-        raise GraphError(f"{op.label}: an operand is a {kind}; a Value of this graph or a Python number is needed")
     if dtype.is_integer and (isinstance(number, float) and not number.is_integer()):
         raise GraphError(f"{op.label}: {number} is not a whole number but the other operand is {dtype}; cast it first")
     if dtype.kind == "bool" and not isinstance(number, bool):

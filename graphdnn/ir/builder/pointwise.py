@@ -13,10 +13,14 @@ from graphdnn.ir.writer import Operand
 
 
 class Unary(Protocol):
+    """A builder method that applies a function of one operand."""
+
     def __call__(self, x: Value, *, name: str | None = None) -> Value: ...
 
 
 class Binary(Protocol):
+    """A builder method that applies a function of two operands, one of which may be a Python number."""
+
     def __call__(self, a: Operand, b: Operand, *, name: str | None = None) -> Value: ...
 
 

@@ -92,8 +92,9 @@ def check_window(
 class Conv(Op):
     """y[n, k, o] = sum over c, r of x[n, c, o * stride + r * dilation - lo] * w[k, c, r].
 
-    That is cross-correlation, as PyTorch's.  x is (N, C, *spatial) with two or three spatial axes, w is (K, C / groups, *kernel); x is zero outside.  `padding`
-    holds (lo, hi) per spatial axis.  Raises GraphError when ranks, channels, groups or extents do not fit.
+    That is cross-correlation, as PyTorch's.  x is (N, C, *spatial) with two or three spatial axes and zero outside,
+    w is (K, C / groups, *kernel); `padding` holds (lo, hi) per spatial axis.  Raises GraphError when ranks, channels,
+    groups or extents do not fit.
     """
 
     stride: tuple[int, ...]
