@@ -72,7 +72,7 @@ class Desk:
             engine = next(e for e in self.engines if e.name == engine_name)
             self._plans[key] = first_good(engine, region, device, self.policy)
         found = self._plans[key]
-        if isinstance(found, Refused) and found.decline.code is not Code.SETUP:
+        if isinstance(found, Refused):
             self._answers[region.key][engine_name] = found.decline
         return found
 
