@@ -1,0 +1,127 @@
+"""The structure that the design promises: import direction, who may import which library, sizes, names."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "graphdnn"
+FILES = sorted(PACKAGE.rglob("*.py"))
+PYTHON_FILES = sorted(
+    p for part in ("graphdnn", "tests", "examples", "benchmarks") for p in (ROOT / part).rglob("*.py")
+)
+
+MAY_IMPORT = {
+    "errors": set(),
+    "answer": set(),
+    "ir": {"errors", "answer", "ir"},
+    "target": {"errors"},
+    "passes": {"errors", "answer", "ir", "target", "passes"},
+    "engines": {"errors", "answer", "ir", "target", "engines"},
+    "runtime": {"errors", "answer", "ir", "target", "engines", "runtime"},
+}
+"""What each lower part may import of graphdnn; the files above them may import all of these."""
+
+TOP = {"config", "report", "explain", "account", "doctor", "executable", "compiler", "cli", "__init__"}
+
+ONLY_IN = {
+    "cudnn": ("graphdnn/engines/cudnn/",),
+    "nvmath": ("graphdnn/engines/cublaslt/",),
+    "scipy": ("graphdnn/ir/ops/pointwise.py",),
+    "ml_dtypes": ("graphdnn/ir/types.py",),
+    "networkx": ("graphdnn/passes/layout",),
+    "pydantic": ("graphdnn/config.py", "graphdnn/report.py", "graphdnn/ir/document"),
+    "rich": ("graphdnn/explain.py", "graphdnn/cli.py"),
+}
+"""Libraries that a few files only may import."""
+
+NAMELESS = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
+SECONDS = 0.3
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of all modules a file imports, at any level."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def part_of(module: str) -> str:
+    """The part of graphdnn that a module name lies in."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_never_go_upward(path: Path) -> None:
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part in TOP or part == "devices":
+        return
+    for module in imports(path):
+        if module.startswith("graphdnn."):
+            assert part_of(module) in MAY_IMPORT[part], f"{part} may not import {module}"
+            if part == "runtime" and part_of(module) == "engines":
+                assert module.startswith("graphdnn.engines.contract"), f"runtime may not import {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_libraries_stay_in_their_files(path: Path) -> None:
+    where = str(path.relative_to(ROOT))
+    for module in imports(path):
+        allowed = ONLY_IN.get(module.split(".")[0])
+        assert allowed is None or where.startswith(allowed), f"{where} may not import {module}; only {allowed} may"
+
+
+def test_every_part_has_a_place_in_the_order() -> None:
+    parts = {p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in FILES}
+    assert parts <= MAY_IMPORT.keys() | TOP
+
+
+def test_importing_graphdnn_loads_numpy_only() -> None:
+    code = "import sys, graphdnn; print(' '.join(sorted({m.split('.')[0] for m in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(done.stdout.split())
+    heavy = {"ml_dtypes", "scipy", "networkx", "pydantic", "rich", "onnx", "nvmath", "torch", "cudnn", "cuda", "cupy"}
+    assert "numpy" in loaded
+    assert not loaded & heavy
+
+
+def test_planning_for_a_described_device_loads_no_gpu_library() -> None:
+    code = (
+        "import sys, graphdnn as gd; g = gd.GraphBuilder(); x = g.input('x', (8, 16), gd.float16);"
+        "gd.compile(g.build({'y': g.relu(x)}), target=gd.Target.named('h200')).explain();"
+        "print(' '.join(sorted({m.split('.')[0] for m in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not set(done.stdout.split()) & {"cudnn", "cuda", "nvmath", "torch", "cupy"}
+
+
+def test_import_takes_little_time() -> None:
+    """Best of five processes, beside the same with numpy alone, since the machine may be busy."""
+    code = "import time, numpy; t = time.perf_counter(); import graphdnn; print(time.perf_counter() - t)"
+    runs = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+        for _ in range(5)
+    ]
+    assert min(runs) < SECONDS
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 500
+
+
+def test_names_say_something() -> None:
+    assert not [p for p in FILES if p.stem in NAMELESS]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_module_says_what_it_decides(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
