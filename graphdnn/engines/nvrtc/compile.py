@@ -1,0 +1,99 @@
+"""From source to cubin: NVRTC through cuda.bindings, cached by source, options, compiler version and architecture.
+
+It needs no driver and no device, and no headers: the kernels include none.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from graphdnn.answer import Code, Decline, Fix
+from graphdnn.engines.contract import Store
+
+LIBRARY = "NVRTC (libnvrtc, the CUDA 13 run-time compiler)"
+STANDARD_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--minimal")
+
+
+@functools.cache
+def compiler_version() -> tuple[int, int] | Decline:
+    """Version of the NVRTC library that is found here; a Decline that names the package where there is none."""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        return missing("the Python package cuda-bindings", "cuda-python>=13", str(error))
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # The loader's own exception type depends on the version of cuda-pathfinder.
+        return missing(LIBRARY, "nvidia-cuda-nvrtc>=13", first_line(error))
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        return missing(LIBRARY, "nvidia-cuda-nvrtc>=13", f"nvrtcVersion says {status.name}")
+    return int(major), int(minor)
+
+
+def missing(what: str, package: str, found: str) -> Decline:
+    return Decline(
+        Code.SETUP,
+        f"generated kernels need {what}, which was not found ({found}); install {package}",
+        Fix("this environment", "installed packages", f"no {package}", package),
+    )
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def compile_cubin(source: str, arch: str, options: Sequence[str] = (), store: Store | None = None) -> bytes | Decline:
+    """The cubin of `source` for an architecture such as "sm_90"; from `store` where it holds it.
+
+    Declines with `setup` where there is no NVRTC, with `build` and the compiler's first error where it refuses.
+    """
+    version = compiler_version()
+    if isinstance(version, Decline):
+        return version
+    flags = (f"--gpu-architecture={arch}", *STANDARD_OPTIONS, *options)
+    key = cache_key(source, flags, version)
+    if store is not None and (kept := store.get("cubin", key)):
+        return kept
+    cubin = run_compiler(source, flags)
+    if store is not None and isinstance(cubin, bytes):
+        store.put("cubin", key, cubin)
+    return cubin
+
+
+def cache_key(source: str, flags: Sequence[str], version: tuple[int, int]) -> str:
+    """SHA-256 over all that decides the cubin; the architecture is one of the flags."""
+    return hashlib.sha256("\0".join((*map(str, version), *flags, source)).encode()).hexdigest()
+
+
+def run_compiler(source: str, flags: Sequence[str]) -> bytes | Decline:
+    """One compilation.  The program is destroyed whatever happens."""
+    from cuda.bindings import nvrtc
+
+    program = checked(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            return Decline(Code.BUILD, f"NVRTC refused a generated kernel: {first_error(nvrtc, program, status.name)}")
+        size = checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
+        cubin = bytearray(size)
+        checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
+        return bytes(cubin)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def checked(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
+    """The result of a call.  Raises RuntimeError for a failure that no input explains."""
+    if answer[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise RuntimeError(f"NVRTC failed with {answer[0].name}; its library and cuda-bindings may not fit each other")
+    return answer[1] if len(answer) > 1 else None
+
+
+def first_error(nvrtc: Any, program: Any, status: str) -> str:
+    log = bytearray(checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+    checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+    lines = log.decode(errors="replace").strip("\0 \n").splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else status)

@@ -1,0 +1,105 @@
+"""The nvrtc engine: finds the family of kernels that takes a region, prices it, compiles and loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Candidate, Device, Policy, Support
+from graphdnn.engines.nvrtc import pointwise
+from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
+from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
+from graphdnn.engines.nvrtc.recipe import Family, Recipe, arithmetic
+from graphdnn.engines.nvrtc.support import machine_declines, region_declines
+from graphdnn.ir.op import Op
+from graphdnn.ir.ops.pointwise import Elementwise
+from graphdnn.ir.region import Region
+from graphdnn.target import Target
+
+FAMILIES: tuple[Family, ...] = (pointwise.FAMILY,)
+"""Most specific first: of several families that take a region, the first runs it."""
+
+
+def family_of(region: Region) -> Family | Decline:
+    """The first family that takes the region, or why the most specific one with its op does not."""
+    ops = {type(n.op) for n in region.nodes if not isinstance(n.op, Elementwise)}
+    refusals: list[Decline] = []
+    for family in FAMILIES:
+        if bool(ops) != bool(family.anchors) or not ops <= set(family.anchors):
+            continue
+        refusal = family.takes(region)
+        if refusal is None:
+            return family
+        refusals.append(refusal)
+    return refusals[0] if refusals else without_family(ops)
+
+
+def without_family(ops: set[type[Op]]) -> Decline:
+    known = {anchor for family in FAMILIES for anchor in family.anchors}
+    unknown = sorted(op.kind for op in ops - known)
+    if unknown:
+        return Decline(Code.OP, f"there is no generated kernel for {', '.join(unknown)}")
+    kinds = " and ".join(sorted(op.kind for op in ops))
+    return Decline(Code.PATTERN, f"there is no generated kernel that does {kinds} at once")
+
+
+def anchor_type(region: Region) -> str:
+    """What the report says about the arithmetic: by the first operand of the first op that is not pointwise."""
+    anchors = [n for n in region.nodes if not isinstance(n.op, Elementwise)] or list(region.nodes)
+    return arithmetic(anchors[0].operands[0].type.dtype)
+
+
+class NvrtcEngine:
+    """Generates one kernel or a few for a region; the text depends on the region and the target alone."""
+
+    name = "nvrtc"
+
+    def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
+        refusal = machine_declines(target) or region_declines(region)
+        if refusal is not None:
+            return refusal
+        if target.present and isinstance(setup := compiler_version(), Decline):
+            return setup
+        family = family_of(region)
+        if isinstance(family, Decline):
+            return family
+        recipe = family.generate(region, target)
+        return Support(
+            family.estimate(region, target),
+            anchor_type(region),
+            kernels=len(recipe.kernels),
+            workspace_bytes=recipe.workspace_bytes,
+            last_resort=family.last_resort,
+            notes=(recipe.name, *recipe.notes),
+        )
+
+    def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
+        answer = self.supports(region, device.target, policy)
+        if isinstance(answer, Decline):
+            return answer
+        family = family_of(region)
+        if isinstance(family, Decline):
+            return family
+        recipe = family.generate(region, device.target)
+        return (
+            Candidate(
+                self.name,
+                region,
+                recipe.name,
+                recipe.workspace_bytes,
+                answer.precision,
+                notes=recipe.notes,
+                recipe=recipe,
+            ),
+        )
+
+    def build(self, candidate: Candidate, device: Device) -> NvrtcPlan | Decline:
+        recipe = candidate.recipe
+        assert isinstance(recipe, Recipe)
+        cubins: list[bytes] = []
+        for kernel in recipe.kernels:
+            cubin = compile_cubin(kernel.source, device.target.arch, kernel.options, device.store)
+            if isinstance(cubin, Decline):
+                return cubin
+            cubins.append(cubin)
+        return load_plan(recipe, cubins)

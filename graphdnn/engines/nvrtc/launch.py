@@ -1,0 +1,118 @@
+"""Built plans: cubins loaded into the device and launched with arguments packed in place."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.nvrtc.recipe import Buffer, Kernel, Recipe
+from graphdnn.errors import ExecutionError
+
+SHARED_BY_DEFAULT = 48 * 1024
+"""Dynamic shared memory that a kernel may use without asking the driver for more."""
+
+
+class Packed(threading.local):
+    """Argument values of one kernel and the array of pointers to them that the driver reads; one a thread."""
+
+    def __init__(self, count: int) -> None:
+        self.values = (ctypes.c_uint64 * max(count, 1))()
+        start, step = ctypes.addressof(self.values), ctypes.sizeof(ctypes.c_uint64)
+        self.pointers = (ctypes.c_void_p * max(count, 1))(*(start + i * step for i in range(count)))
+        self.address = ctypes.addressof(self.pointers)
+
+
+class Launch:
+    """One loaded kernel with its launch shape and where its arguments come from."""
+
+    def __init__(self, kernel: Kernel, function: Any) -> None:
+        self.entry = kernel.entry
+        self.function = function
+        self.shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
+        self.packed = Packed(len(kernel.arguments))
+        self.from_buffers = tuple((i, a.index) for i, a in enumerate(kernel.arguments) if isinstance(a, Buffer))
+        self.from_scratch = tuple((i, a.offset) for i, a in enumerate(kernel.arguments) if not isinstance(a, Buffer))
+
+
+class NvrtcPlan:
+    """A recipe ready to run: each call fills in addresses and launches; nothing is allocated, copied or awaited."""
+
+    def __init__(self, recipe: Recipe, launches: Sequence[Launch], libraries: Sequence[Any]) -> None:
+        from cuda.bindings import driver
+
+        self.name = recipe.name
+        self.workspace_bytes = recipe.workspace_bytes
+        self.kernels = len(launches)
+        self._launches = tuple(launches)
+        self._launch_kernel = driver.cuLaunchKernel
+        # Not at exit: the driver may be gone by then, and the process takes its memory along anyway.
+        weakref.finalize(self, unload, tuple(libraries)).atexit = False
+
+    def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
+        """Puts the kernels on a stream.  Raises ExecutionError when the driver refuses one."""
+        for launch in self._launches:
+            packed = launch.packed
+            values = packed.values
+            for slot, index in launch.from_buffers:
+                values[slot] = addresses[index]
+            for slot, offset in launch.from_scratch:
+                values[slot] = workspace + offset
+            (status,) = self._launch_kernel(launch.function, *launch.shape, stream, packed.address, 0)
+            if status:
+                raise ExecutionError(
+                    f"generated kernel {launch.entry} of {self.name}: the driver refused the launch with {status.name}"
+                )
+
+
+def load_plan(recipe: Recipe, cubins: Sequence[bytes]) -> NvrtcPlan | Decline:
+    """Loads the cubins (one a kernel) into the current context.  Declines with the driver's word where it fails."""
+    launches: list[Launch] = []
+    libraries: list[Any] = []
+    for kernel, cubin in zip(recipe.kernels, cubins, strict=True):
+        loaded = load_kernel(kernel, cubin, libraries)
+        if isinstance(loaded, Decline):
+            unload(libraries)
+            return loaded
+        launches.append(loaded)
+    return NvrtcPlan(recipe, launches, libraries)
+
+
+def load_kernel(kernel: Kernel, cubin: bytes, libraries: list[Any]) -> Launch | Decline:
+    """One kernel, loaded now rather than at its first launch, which may stand inside a stream capture."""
+    from cuda.bindings import driver
+
+    def answer(call: tuple[Any, ...], what: str) -> Any:
+        if call[0]:
+            return Decline(
+                Code.BUILD, f"generated kernel {kernel.entry}: the driver failed to {what} it: {call[0].name}"
+            )
+        return call[1] if len(call) > 1 else None
+
+    library = answer(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), "load")
+    if isinstance(library, Decline):
+        return library
+    libraries.append(library)
+    found = answer(driver.cuLibraryGetKernel(library, kernel.entry.encode()), "find")
+    function = found if isinstance(found, Decline) else answer(driver.cuKernelGetFunction(found), "prepare")
+    if isinstance(function, Decline):
+        return function
+    if kernel.shared_bytes > SHARED_BY_DEFAULT:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        refused = answer(
+            driver.cuFuncSetAttribute(function, attribute, kernel.shared_bytes),
+            f"give {kernel.shared_bytes} bytes of shared memory to",
+        )
+        if isinstance(refused, Decline):
+            return refused
+    return Launch(kernel, function)
+
+
+def unload(libraries: Sequence[Any]) -> None:
+    from cuda.bindings import driver
+
+    for library in libraries:
+        driver.cuLibraryUnload(library)

@@ -1,0 +1,117 @@
+"""What a family of kernels is and what it hands to the engine: source, launch shape and arguments, as data.
+
+A family is one module with a `FAMILY` constant, listed once in engine.py.  Its functions are pure: they see a region
+and a target, need no device, and give the same source for equal regions, so that cubins can be cached by source.
+Every kernel is deterministic (no atomics on floats), reads sizes and strides as literals, and includes no header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graphdnn.answer import Code, Decline
+from graphdnn.ir.graph import Node, Value
+from graphdnn.ir.op import Op
+from graphdnn.ir.ops.pointwise import Elementwise
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType
+from graphdnn.target import Target
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A kernel argument: the address of input or output `index` of the region (inputs first, then outputs)."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A kernel argument: an address `offset` bytes into the plan's workspace, which is aligned to 256 bytes."""
+
+    offset: int = 0
+
+
+Argument = Buffer | Scratch
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch.  `source` holds an `extern "C" __global__` function `entry` whose parameters are the `arguments`.
+
+    `grid` and `block` are (x, y, z), `shared_bytes` is dynamic shared memory, `options` are further NVRTC options.
+    Put sizes and scalars into the source as literals.  Addresses are aligned to their element only, unless the kernel
+    itself looks (see `aligned` in templates/prelude.cu).
+    """
+
+    entry: str
+    source: str
+    arguments: tuple[Argument, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The kernels that run a region, in order on one stream, and the scratch memory that they share."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    workspace_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of kernel.
+
+    `anchors` are the op classes it runs beside pointwise ones; a family without anchors runs pointwise regions.
+    `takes` answers None for a region that it can run and a Decline for one that it cannot; it sees only regions whose
+    other ops are pointwise.  `generate` makes the recipe of a region that it takes, `estimate` prices it in
+    microseconds, launches included.
+    """
+
+    name: str
+    anchors: tuple[type[Op], ...]
+    takes: Callable[[Region], Decline | None]
+    generate: Callable[[Region, Target], Recipe]
+    estimate: Callable[[Region, Target], float]
+    last_resort: bool = False
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """A region seen from its one anchor: pointwise nodes that the anchor depends on, and all others."""
+
+    anchor: Node
+    before: tuple[Node, ...]
+    after: tuple[Node, ...]
+
+
+def anchored(region: Region) -> Anchored | Decline:
+    """The one node that is not pointwise, with what stands before and behind it, in order."""
+    anchors = [n for n in region.nodes if not isinstance(n.op, Elementwise)]
+    if len(anchors) != 1:
+        return Decline(
+            Code.PATTERN,
+            f"{region.pattern} has {len(anchors)} operations that are not pointwise; "
+            "a generated kernel runs one, with pointwise work around it",
+        )
+    anchor = anchors[0]
+    above = region.graph.ancestors[anchor]
+    position = region.graph.position
+    before = tuple(n for n in region.nodes if above >> position[n] & 1)
+    return Anchored(anchor, before, tuple(n for n in region.nodes if n is not anchor and n not in before))
+
+
+def buffers(region: Region) -> dict[Value, Buffer]:
+    """The argument that stands for each input and output of the region."""
+    return {v: Buffer(i) for i, v in enumerate((*region.inputs, *region.outputs))}
+
+
+def arithmetic(dtype: DType) -> str:
+    """What a report says about the arithmetic on a type."""
+    return dtype.name if dtype.compute == dtype else f"{dtype.name} in, {dtype.compute.name} arithmetic"
