@@ -1,0 +1,195 @@
+"""A cache of bytes on disk: cubins, plans, timings.  Nothing of an entry is used before header and checksum match."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import tempfile
+import threading
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = b"gdnncch1"
+HEADER = struct.Struct("<8sIQ32s")
+"""Magic, bytes of the key, bytes of the content, SHA-256 over key and content."""
+
+DEFAULT_LIMIT = 2 << 30
+KEEP = 0.9
+"""Part of the limit that eviction leaves, so that not every further entry evicts again."""
+
+RESCAN = 1 / 16
+"""Part of the limit that may be written between two looks at the folder's real size."""
+
+STALE_S = 3600.0
+"""Age after which an unfinished temporary file belongs to a process that died."""
+
+DIRECTORY_VARIABLE = "GRAPHDNN_CACHE_DIR"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the cache; `used` is when it was last read or written, in seconds since the epoch."""
+
+    path: Path
+    kind: str
+    nbytes: int
+    used: float
+
+
+def default_directory() -> Path:
+    """GRAPHDNN_CACHE_DIR, else graphdnn under XDG_CACHE_HOME, else ~/.cache/graphdnn."""
+    chosen = os.environ.get(DIRECTORY_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "graphdnn"
+
+
+def default_store() -> DiskStore:
+    """The cache in its default directory."""
+    return DiskStore(default_directory())
+
+
+class NullStore:
+    """Remembers nothing."""
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        return None
+
+    def put(self, kind: str, key: str, content: bytes) -> None:
+        """Nothing is kept."""
+
+
+class DiskStore:
+    """Bytes by kind and key in one directory, `limit` bytes at most, the least recently used going first.
+
+    Writes are atomic, so several processes may share the directory.  A damaged or foreign entry is dropped with a
+    warning; a directory that cannot be written is reported once, and the cache then only reads.
+    """
+
+    def __init__(self, directory: str | Path, limit: int = DEFAULT_LIMIT) -> None:
+        self.directory = Path(directory)
+        self.limit = limit
+        self._unaccounted: float | None = None
+        self._read_only = False
+        self._lock = threading.Lock()
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        """The content stored under this key, or None."""
+        path = self._path(kind, key)
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            warnings.warn(f"cache entry {path} cannot be read ({error}); it is ignored", RuntimeWarning, stacklevel=2)
+            return None
+        content = unpack(raw, key)
+        if content is None:
+            warnings.warn(f"cache entry {path} is damaged or foreign; it is dropped", RuntimeWarning, stacklevel=2)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return content
+
+    def put(self, kind: str, key: str, content: bytes) -> None:
+        """Stores content under a key; the last of several writers wins."""
+        if self._read_only:
+            return
+        raw = pack(key, content)
+        if len(raw) > self.limit:
+            return
+        path = self._path(kind, key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, raw)
+        except OSError as error:
+            self._read_only = True
+            warnings.warn(
+                f"cache directory {self.directory} cannot be written ({error}); nothing more is cached",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
+        self._account(len(raw))
+
+    def entries(self) -> list[Entry]:
+        """Every entry, least recently used first."""
+        found = []
+        for path in self.directory.glob("*/*.bin"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found.append(Entry(path, path.parent.name, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda e: (e.used, e.path))
+
+    def clear(self) -> None:
+        """Removes every entry."""
+        for entry in self.entries():
+            entry.path.unlink(missing_ok=True)
+
+    def _path(self, kind: str, key: str) -> Path:
+        name = hashlib.sha256(f"{kind}\0{key}".encode()).hexdigest()
+        return self.directory / kind / f"{name}.bin"
+
+    def _account(self, nbytes: int) -> None:
+        """Looks at the folder's size at the first write, and again each time a sixteenth of the limit was written."""
+        with self._lock:
+            if self._unaccounted is not None and self._unaccounted + nbytes < self.limit * RESCAN:
+                self._unaccounted += nbytes
+                return
+            self._unaccounted = 0.0
+        self._evict()
+
+    def _evict(self) -> None:
+        for stale in self.directory.glob("*/*.part"):
+            with contextlib.suppress(OSError):
+                if time.time() - stale.stat().st_mtime > STALE_S:
+                    stale.unlink()
+        entries = self.entries()
+        total = sum(e.nbytes for e in entries)
+        # What other processes and this one may write before the next look counts as already there.
+        if total + self.limit * RESCAN <= self.limit:
+            return
+        for entry in entries:
+            if total <= self.limit * (KEEP - RESCAN):
+                return
+            entry.path.unlink(missing_ok=True)
+            total -= entry.nbytes
+
+
+def pack(key: str, content: bytes) -> bytes:
+    name = key.encode()
+    checksum = hashlib.sha256(name + content).digest()
+    return HEADER.pack(MAGIC, len(name), len(content), checksum) + name + content
+
+
+def unpack(raw: bytes, key: str) -> bytes | None:
+    """The content of an entry, or None when header, lengths, key or checksum do not match."""
+    if len(raw) < HEADER.size:
+        return None
+    magic, name_bytes, content_bytes, checksum = HEADER.unpack_from(raw)
+    if magic != MAGIC or len(raw) != HEADER.size + name_bytes + content_bytes:
+        return None
+    body = raw[HEADER.size :]
+    if body[:name_bytes] != key.encode() or hashlib.sha256(body).digest() != checksum:
+        return None
+    return body[name_bytes:]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Puts content under a name in one step: readers see the old file or the whole new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,93 @@
+"""CUDA graphs: captured from a stream, counted by kind of node, launched with one call."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphdnn.runtime.device import CudaDevice
+
+KERNEL, COPY, MEMSET, CHILD = "KERNEL", "MEMCPY", "MEMSET", "GRAPH"
+"""Kinds of nodes, as the driver's names end."""
+
+
+class CapturedGraph:
+    """An executable graph.  It holds addresses: what it reads and writes must outlive it (`owner` keeps it so)."""
+
+    def __init__(self, device: CudaDevice, graph: Any) -> None:
+        self._device = device
+        bindings = device._driver
+        self._launch = bindings.cuGraphLaunch
+        self.counts = count_nodes(device, graph)
+        self.executable = device.check("make a captured graph executable", bindings.cuGraphInstantiate(graph, 0))
+        self._finalizer = weakref.finalize(self, bindings.cuGraphExecDestroy, self.executable)
+        self._finalizer.atexit = False
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that one launch runs."""
+        return self.counts[KERNEL]
+
+    def launch(self, stream: Any) -> None:
+        """Puts the whole graph on a stream."""
+        result = self._launch(self.executable, stream)
+        if result[0]:
+            self._device.check("launch a graph", result)
+
+
+def capture(device: CudaDevice, issue: Callable[[int], None]) -> CapturedGraph:
+    """Records what `issue(stream)` puts on a stream of our own, without running it.
+
+    The mode is thread-local: other threads may allocate and wait meanwhile.  A failure in `issue` ends the capture.
+    """
+    bindings = device._driver
+    with device:
+        stream = device.take_stream()
+        handle = int(stream.handle)
+        mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        device.check("begin a capture", bindings.cuStreamBeginCapture(handle, mode))
+        try:
+            issue(handle)
+        except BaseException:
+            graph = bindings.cuStreamEndCapture(handle)[1]
+            if graph is not None and int(graph):
+                bindings.cuGraphDestroy(graph)
+            device.hand_back(stream)
+            raise
+        graph = device.check("end a capture", bindings.cuStreamEndCapture(handle))
+        device.hand_back(stream)
+        try:
+            return CapturedGraph(device, graph)
+        finally:
+            bindings.cuGraphDestroy(graph)
+
+
+def count_nodes(device: CudaDevice, graph: Any) -> Counter[str]:
+    """Nodes of a graph by kind (the driver's name without its prefix), those of child graphs included."""
+    bindings = device._driver
+    _, number = _nodes(device, graph, 0)
+    nodes, _ = _nodes(device, graph, number)
+    counts: Counter[str] = Counter()
+    for node in nodes[:number]:
+        kind = device.check("read a graph", bindings.cuGraphNodeGetType(node))
+        name = kind.name.removeprefix("CU_GRAPH_NODE_TYPE_")
+        if name == CHILD:
+            child = device.check("read a graph", bindings.cuGraphChildGraphNodeGetGraph(node))
+            counts += count_nodes(device, child)
+        else:
+            counts[name] += 1
+    return counts
+
+
+def count_kernels(device: CudaDevice, issue: Callable[[int], None]) -> int:
+    """Kernels that `issue(stream)` launches, found by capturing it; copies and memsets do not count."""
+    return capture(device, issue).kernels
+
+
+def _nodes(device: CudaDevice, graph: Any, number: int) -> tuple[list[Any], int]:
+    result = device._driver.cuGraphGetNodes(graph, number)
+    device.check("read a graph", result)
+    return result[1], int(result[2])
