@@ -47,15 +47,17 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Rule:
-    """Where `pattern` fits and `where` has no objection, the root's results become what `build` makes.
+    """Where `pattern` fits and `where` has no objection, the root's result becomes what `build` makes.
 
-    `does` completes the sentence "the user's nodes: ...".  `build` may give an existing value.
+    `does` completes the sentence "the user's nodes: ...".  `build` may give an existing value.  `fits` narrows the
+    pattern without a word; an objection of `where` is a near miss, and reported.
     """
 
     name: str
     does: str
     pattern: Is | OneOf
     build: Callable[[Emitter, Match], Value]
+    fits: Callable[[Match], bool] | None = None
     where: Callable[[Match], Decline | None] | None = None
 
 
@@ -140,6 +142,8 @@ def first_legal(rule: Rule, node: Node, graph: Graph) -> Match | Refusal | None:
     """The first match of `rule` at `node` that nothing speaks against, else the first objection."""
     refusal: Refusal | None = None
     for found in matches(rule.pattern, node, graph):
+        if rule.fits is not None and not rule.fits(found):
+            continue
         decline = found.escape or (rule.where(found) if rule.where is not None else None)
         if decline is None:
             return found
@@ -176,7 +180,7 @@ def finish(rewriter: Rewriter) -> Graph:
     return rewriter.finish()
 
 
-def keeps_a_node(found: Match, value: Value) -> Decline | None:
+def leaves_a_node(found: Match, value: Value) -> Decline | None:
     """Declines to put `value` in the root's place where an output of the graph would become one of its sources."""
     if found.root.result in found.graph.escaping and value not in found.graph.producer:
         return Decline(Code.ESCAPE, f"{found.root.result} leaves the graph, and {value} is not made in it")

@@ -249,7 +249,7 @@ FAMILIES: dict[str, Action] = {
 def random_graph(
     rng: np.random.Generator, *, steps: int = 14, dtype: DType = gd.float64, families: Sequence[str] = tuple(FAMILIES)
 ) -> gd.Graph:
-    """A graph of about `steps` steps, with up to four outputs, one of them in the middle, and now and then a state."""
+    """A graph of about `steps` steps with several outputs, one of them in the middle, and now and then a state."""
     draw = Draw(gd.GraphBuilder("random"), rng, dtype)
     n, c = draw.extent(), draw.extent()
     draw.pool.append(draw.g.input("image", (n, c, int(rng.integers(2, 8)), int(rng.integers(2, 8))), dtype))
@@ -269,9 +269,12 @@ def random_graph(
 
 
 def finished(draw: Draw, state: gd.Value | None, sources: int) -> gd.Graph:
+    """The built graph: values that nothing reads are outputs, but for some that stay dead, and one that is read."""
     made = draw.pool[sources:]
+    read = draw.g.build({f"y{i}": v for i, v in enumerate(dict.fromkeys(made))}).users
+    leaves = [v for v in made if v not in read and draw.rng.random() < 0.8]
     inner = made[int(draw.rng.integers(len(made)))]
-    outputs = {f"y{i}": v for i, v in enumerate(dict.fromkeys([*made[-3:], inner]))}
+    outputs = {f"y{i}": v for i, v in enumerate(dict.fromkeys([*leaves, inner]))}
     updates = {}
     if state is not None:
         fitting = [v for v in made if v.type.shape == state.type.shape and v.type.dtype == state.type.dtype]

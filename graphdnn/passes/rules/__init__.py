@@ -1,0 +1,1 @@
+"""Rules by family.  Each tuple is tried in its order, most specific first."""
