@@ -278,7 +278,14 @@ class Pointwise(Elementwise):
         return (TensorType(result_shape(self.fn, self.operand_names, operands), row.gives or dtype),)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
-        return (FUNCTIONS[self.fn].numpy(*operands, *self.parameters),)
+        return (FUNCTIONS[self.fn].numpy(*met(operands), *self.parameters),)
+
+
+def met(operands: tuple[Array, ...]) -> tuple[Array, ...]:
+    """int8 beside uint8 in their common type, int32; numpy's own would be int16, which overflows sooner."""
+    if {a.dtype.name for a in operands} == {"int8", "uint8"}:
+        return tuple(a.astype(np.int32) for a in operands)
+    return operands
 
 
 @op("bias")

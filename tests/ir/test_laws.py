@@ -1,0 +1,186 @@
+"""Laws that every op keeps, tested over all samples."""
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from graphdnn.ir.evaluate import apply, operand, widened
+from graphdnn.ir.graph import Graph, Node, Value
+from graphdnn.ir.op import OPS, Op
+from graphdnn.ir.ops.pointwise import FUNCTIONS, Cast
+from graphdnn.ir.types import DTYPES, Array, DType
+from graphdnn.ir.writer import Rewriter
+from tests.ir.samples import SAMPLES, Sample
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+COMPOSITE = ("softmax", "batch_norm", "layer_norm", "rms_norm", "instance_norm", "group_norm")
+"""Kinds that promise an expansion.  Attention has one too; it is tested with its family."""
+
+every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=str)
+every_composite = pytest.mark.parametrize(
+    "sample", [s for s in SAMPLES if any(s.name.startswith(k) for k in COMPOSITE)], ids=str
+)
+
+
+def case(sample: Sample, rng: np.random.Generator) -> tuple[Graph, dict[str, Array]]:
+    graph = sample.graph(rng)
+    return graph, sample.inputs(graph, rng)
+
+
+def error(found: Array, expected: Array) -> float:
+    """Largest difference relative to the peak, 0 where both are equal (infinities and NaN included)."""
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    peak = np.max(np.abs(expected), initial=0, where=np.isfinite(expected))
+    with np.errstate(invalid="ignore"):
+        return float(np.max(np.where(same, 0, np.abs(found - expected)), initial=0) / (peak or 1))
+
+
+def node_operands(graph: Graph, inputs: dict[str, Array], wide: bool) -> list[tuple[Node, list[Array]]]:
+    """Each node with the arrays that reach it."""
+    values: dict[Value, Array] = {v: inputs[n] for n, v in graph.inputs.items()}
+    values.update({v: graph.payloads[n].array() for n, v in graph.constants.items()})
+    values.update({v: np.zeros(v.type.shape, v.type.dtype.numpy) for v in graph.states.values()})
+    if wide:
+        values = {v: widened(a) for v, a in values.items()}
+    reached = []
+    for node in graph.nodes:
+        operands = [operand(v, values, wide) for v in node.operands]
+        reached.append((node, operands))
+        results = apply(node.op, operands, None if wide else node.result_types)
+        values.update(zip(node.results, results, strict=True))
+    return reached
+
+
+@every_sample
+@pytest.mark.parametrize("wide", [False, True], ids=["own", "float64"])
+def test_inferred_types_agree_with_the_reference(sample: Sample, wide: bool, rng: np.random.Generator) -> None:
+    graph, inputs = case(sample, rng)
+    for node, operands in node_operands(graph, inputs, wide):
+        results = apply(node.op, operands, None)
+        assert len(results) == len(node.results)
+        for array, type in zip(results, node.result_types, strict=True):
+            assert array.shape == type.shape, f"{node}: {array.shape} against {type}"
+            assert kind(array) == ("float" if type.dtype.is_float else "bool" if type.dtype.kind == "bool" else "int")
+            cast = isinstance(node.op, Cast)
+            needed = gd.float64 if wide and type.dtype.is_float else type.dtype.compute
+            assert cast or array.dtype.itemsize >= needed.itemsize, f"{node}: {array.dtype} is too narrow for {type}"
+
+
+def kind(array: Array) -> str:
+    name = "float" if array.dtype.name == "bfloat16" else array.dtype.kind
+    return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(name, name)
+
+
+@every_sample
+def test_own_type_agrees_with_float64(sample: Sample, rng: np.random.Generator) -> None:
+    graph, inputs = case(sample, rng)
+    own, wide = gd.evaluate(graph, inputs), gd.evaluate(graph, inputs, dtype=gd.float64)
+    for name, value in graph.outputs.items():
+        dtype = value.type.dtype
+        assert own[name].dtype == dtype.numpy
+        if dtype.is_float:
+            assert error(own[name], wide[name]) <= TOLERANCE[coarsest(graph).name], name
+        else:
+            np.testing.assert_array_equal(own[name], wide[name])
+
+
+def coarsest(graph: Graph) -> DType:
+    """The float type of fewest digits that any node rounds to."""
+    found = {t.dtype.name for n in graph.nodes for t in n.result_types if t.dtype.is_float}
+    return next(DTYPES[n] for n in ("bfloat16", "float16", "float32", "float64") if n in found)
+
+
+@every_sample
+def test_elements_differ_so_that_a_wrong_answer_shows(sample: Sample, rng: np.random.Generator) -> None:
+    graph, inputs = case(sample, rng)
+    for name, array in gd.evaluate(graph, inputs, dtype=gd.float64).items():
+        assert not np.isnan(array.astype(np.float64)).any(), name
+    for name, array in inputs.items():
+        assert array.size < 8 or np.ptp(array.astype(np.float64)) > 0, name
+
+
+def expanded(graph: Graph) -> Graph:
+    """The graph with every composite op replaced by its expansion."""
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        make = Maker(rewriter, node)
+        results = node.op.expand(make, *(rewriter[v] for v in node.operands))
+        if results is None:
+            rewriter.keep(node)
+            continue
+        for old, new in zip(node.results, results, strict=True):
+            rewriter.replace(old, new)
+    return rewriter.finish()
+
+
+class Maker:
+    """Emits the nodes of one node's expansion."""
+
+    def __init__(self, rewriter: Rewriter, node: Node) -> None:
+        self.rewriter, self.node = rewriter, node
+
+    def __call__(self, op: Op, /, *operands: Value | float) -> Value:
+        return self.all(op, *operands)[0]
+
+    def all(self, op: Op, /, *operands: Value | float) -> tuple[Value, ...]:
+        return self.rewriter.emit(op, *operands, origins=self.node.origins)
+
+
+@every_composite
+def test_expansion_equals_definition(sample: Sample, rng: np.random.Generator) -> None:
+    graph, inputs = case(sample, rng)
+    smaller = expanded(graph)
+    assert not {n.op.kind for n in smaller.nodes} & set(COMPOSITE)
+    found, expected = (gd.evaluate(g, inputs, dtype=gd.float64) for g in (smaller, graph))
+    for name, value in graph.outputs.items():
+        rounds = any(isinstance(n.op, Cast) and n.op.target == value.type.dtype for n in smaller.nodes)
+        limit = ROUNDING[value.type.dtype.name] if rounds else 1e-12
+        assert error(found[name], expected[name]) <= limit
+    found, expected = (gd.evaluate(g, inputs) for g in (smaller, graph))
+    for name, value in graph.outputs.items():
+        assert found[name].dtype == expected[name].dtype
+        assert error(found[name], expected[name]) <= 2 * ROUNDING[value.type.dtype.name] + 1e-5
+
+
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Half of the distance from 1 to the next number: what the explicit cast at the end of an expansion adds."""
+
+
+def test_every_op_has_samples(rng: np.random.Generator) -> None:
+    shown = {n.op.kind for s in SAMPLES for n in s.graph(rng).nodes}
+    declared = {kind for kind, op in OPS.items() if op.__module__.startswith("graphdnn.")}
+    assert declared - shown == set()
+
+
+def test_every_pointwise_function_has_samples(rng: np.random.Generator) -> None:
+    shown = {n.op.label for s in SAMPLES for n in s.graph(rng).nodes}
+    assert set(FUNCTIONS) - shown == set()
+
+
+def test_every_composite_op_has_an_expansion_sample(rng: np.random.Generator) -> None:
+    for kind in COMPOSITE:
+        assert any(s.name.startswith(kind) for s in SAMPLES), kind
+
+
+def test_names_of_samples_are_unique() -> None:
+    names = [s.name for s in SAMPLES]
+    assert len(names) == len(set(names))
+
+
+@every_sample
+def test_ops_print_as_their_label(sample: Sample, rng: np.random.Generator) -> None:
+    for node in sample.graph(rng).nodes:
+        assert str(node.op) == node.op.label
+        assert str(node.op)
+        assert " " not in str(node.op)
+        assert repr(node.op) == repr(type(node.op)(**node.op.attributes()))
+        assert type(node.op)(**node.op.attributes()) == node.op
+        assert hash(type(node.op)(**node.op.attributes())) == hash(node.op)
+
+
+@every_sample
+def test_flops_are_counted(sample: Sample, rng: np.random.Generator) -> None:
+    for node in sample.graph(rng).nodes:
+        assert isinstance(node.flops, int)
+        assert node.flops >= 0

@@ -1,0 +1,247 @@
+"""Pointwise functions against PyTorch and scipy, types against PyTorch's promotion, and what is refused."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+from torch.nn import functional
+
+import graphdnn as gd
+from graphdnn.ir.ops.pointwise import FUNCTIONS
+from graphdnn.ir.types import Array
+from tests.ir.single import array, evaluated, inferred, tensor, torch_type
+
+FLOATS = (gd.float64, gd.float32, gd.float16, gd.bfloat16)
+INTEGERS = (gd.int64, gd.int32, gd.int8, gd.uint8)
+
+
+def through_autograd(
+    fn: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """dy times the derivative of fn at x, as PyTorch finds it."""
+
+    def backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(fn(x), x, dy)[0]
+
+    return backward
+
+
+def at_result(fn: Callable[[torch.Tensor], torch.Tensor], inverse: Callable[[torch.Tensor], torch.Tensor]) -> object:
+    """The same with y = fn(x) given instead of x."""
+    return lambda dy, y: through_autograd(fn)(dy, inverse(y))
+
+
+EXPECTED: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "mod": torch.fmod, "pow": torch.pow,
+    "minimum": torch.minimum, "maximum": torch.maximum, "add_square": lambda a, b: a + b.square(), "atan2": torch.atan2,
+    "neg": torch.neg, "abs": torch.abs, "square": torch.square, "identity": torch.clone, "exp": torch.exp,
+    "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "sin": torch.sin,
+    "cos": torch.cos, "tan": torch.tan, "tanh": torch.tanh, "erf": torch.erf, "ceil": torch.ceil, "floor": torch.floor,
+    "relu": functional.relu, "leaky_relu": lambda x: functional.leaky_relu(x, 0.2),
+    "elu": lambda x: functional.elu(x, 1.3), "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid, "silu": functional.silu,
+    "softplus": lambda x: functional.softplus(x, 2.0, threshold=1e9), "swish": lambda x: x * torch.sigmoid(1.5 * x),
+    "hard_sigmoid": functional.hardsigmoid, "hard_swish": functional.hardswish,
+    "clip": lambda x: torch.clip(x, -0.5, 0.75),
+    "relu_backward": through_autograd(functional.relu), "tanh_backward": at_result(torch.tanh, torch.atanh),
+    "sigmoid_backward": at_result(torch.sigmoid, torch.logit),
+    "elu_backward": through_autograd(lambda x: functional.elu(x, 1.3)),
+    "gelu_backward": through_autograd(functional.gelu),
+    "gelu_tanh_backward": through_autograd(lambda x: functional.gelu(x, approximate="tanh")),
+    "silu_backward": through_autograd(functional.silu),
+    "softplus_backward": through_autograd(lambda x: functional.softplus(x, 2.0, threshold=1e9)),
+    "swish_backward": through_autograd(lambda x: x * torch.sigmoid(1.5 * x)),
+    "equal": torch.eq, "not_equal": torch.ne, "greater": torch.gt, "greater_equal": torch.ge, "less": torch.lt,
+    "less_equal": torch.le, "logical_and": torch.logical_and, "logical_or": torch.logical_or,
+    "logical_not": torch.logical_not,
+}  # fmt: skip
+"""What PyTorch calls each function; parameters as in PARAMETERS."""
+
+PARAMETERS: dict[str, dict[str, object]] = {
+    "leaky_relu": {"negative_slope": 0.2}, "elu": {"alpha": 1.3}, "elu_backward": {"alpha": 1.3},
+    "softplus": {"beta": 2.0}, "softplus_backward": {"beta": 2.0}, "swish": {"beta": 1.5},
+    "swish_backward": {"beta": 1.5}, "clip": {"min": -0.5, "max": 0.75}, "gelu_tanh": {"approximate": "tanh"},
+    "gelu_tanh_backward": {"approximate": "tanh"},
+}  # fmt: skip
+
+POSITIVE = {"log", "sqrt", "rsqrt", "pow"}
+IN_RANGE = {"tanh_backward": (-0.9, 0.9), "sigmoid_backward": (0.1, 0.9)}
+"""Where y is a possible result of the activation."""
+
+FINITE_AT_ZERO = set(FUNCTIONS) - {"log", "rsqrt", "reciprocal", "div", "mod", "tanh_backward", "sigmoid_backward"}
+
+
+def call(fn: str) -> Callable[..., gd.Value]:
+    method = fn.replace("gelu_tanh", "gelu")
+    return lambda g, *v: getattr(g, method)(*v, **PARAMETERS.get(fn, {}))
+
+
+def elements(fn: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    if FUNCTIONS[fn].takes == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if fn in IN_RANGE:
+        return rng.uniform(*IN_RANGE[fn], shape)
+    x = 3 * rng.standard_normal(shape)
+    return np.abs(x) + 0.05 if fn in POSITIVE else x
+
+
+def test_the_table_of_expectations_is_whole() -> None:
+    assert set(EXPECTED) == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_definition(fn: str, rng: np.random.Generator) -> None:
+    shapes = [(3, 5, 7), (5, 7)] if "backward" not in fn else [(3, 5, 7), (3, 5, 7)]
+    operands = [elements(fn, rng, shape) for shape in shapes[: FUNCTIONS[fn].arity]]
+    found = evaluated(call(fn), *operands)
+    expected = array(EXPECTED[fn](*map(tensor, operands)))
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("fn", sorted(FINITE_AT_ZERO & {f for f, row in FUNCTIONS.items() if row.takes != "bool"}))
+def test_at_zero_and_at_the_kinks(fn: str) -> None:
+    operands = [np.array([0.0, -0.0, 3.0, -3.0, 1.0, -1.0, 6.0])] * FUNCTIONS[fn].arity
+    if fn in POSITIVE:
+        operands = [np.abs(x) for x in operands]
+    expected = array(EXPECTED[fn](*map(tensor, operands)))
+    np.testing.assert_allclose(evaluated(call(fn), *operands), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "fn", ["relu", "clip", "maximum", "minimum", "gelu", "sigmoid", "silu", "tanh", "leaky_relu", "elu"]
+)
+def test_nan_stays_nan(fn: str) -> None:
+    x = np.array([np.nan, 1.0], np.float32)
+    found = evaluated(call(fn), *[x, x[::-1].copy()][: FUNCTIONS[fn].arity])
+    assert np.isnan(found[0])
+    assert np.isnan(found[1]) == (FUNCTIONS[fn].arity == 2)
+
+
+@pytest.mark.parametrize("fn", ["gelu", "gelu_tanh", "sigmoid", "silu", "tanh", "erf", "elu", "hard_swish"])
+def test_far_out_nothing_overflows(fn: str) -> None:
+    x = np.array([-1e4, -90.0, 90.0, 1e4], np.float32)
+    expected = array(EXPECTED[fn](tensor(x.astype(np.float64))))
+    np.testing.assert_allclose(evaluated(call(fn), x), expected, rtol=1e-6, atol=1e-30)
+
+
+def test_softplus_is_linear_far_out() -> None:
+    x = np.array([-1e4, 90.0, 1e4], np.float32)
+    np.testing.assert_allclose(evaluated(call("softplus"), x), [0, 90, 1e4], rtol=1e-6)
+
+
+def test_erf_and_sigmoid_are_scipys(rng: np.random.Generator) -> None:
+    x = rng.standard_normal(63)
+    np.testing.assert_allclose(evaluated(call("erf"), x), scipy.special.erf(x), rtol=1e-13)
+    np.testing.assert_allclose(evaluated(call("sigmoid"), x), scipy.special.expit(x), rtol=1e-13)
+
+
+@pytest.mark.parametrize(("a", "b"), list(itertools.product((*FLOATS, *INTEGERS, gd.bool), repeat=2)), ids=str)
+def test_types_are_promoted_as_in_torch(a: gd.DType, b: gd.DType) -> None:
+    if (a.kind == "float") != (b.kind == "float") or (a.kind == "bool") or b.kind == "bool":
+        with pytest.raises(gd.GraphError, match=f"add: .*({a.text}|{b.text}|{a}).*|.*number type"):
+            inferred(lambda g, *v: g.add(*v), ((3,), a), ((3,), b))
+        return
+    expected = torch.result_type(torch.ones(2, dtype=torch_type(a)), torch.ones(2, dtype=torch_type(b)))
+    if expected == torch.int16:  # int16 is no type here; the next wider one is
+        expected = torch.int32
+    assert torch_type(inferred(lambda g, *v: g.add(*v), ((3,), a), ((3,), b)).dtype) == expected
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("number", [2, 0.5])
+def test_numbers_are_weak(dtype: gd.DType, number: float) -> None:
+    if dtype.is_integer and number == 0.5:
+        with pytest.raises(gd.GraphError, match=r"0\.5 is not a whole number"):
+            inferred(lambda g, v: g.mul(v, number), ((3,), dtype))
+        return
+    assert inferred(lambda g, v: g.mul(v, number), ((3,), dtype)).dtype == dtype
+
+
+def test_int8_with_uint8_does_not_overflow() -> None:
+    a, b = np.array([-128, 127], np.int8), np.array([255, 254], np.uint8)
+    found = evaluated(lambda g, *v: g.add_square(*v), a, b)
+    np.testing.assert_array_equal(found, a.astype(np.int64) + b.astype(np.int64) ** 2)
+
+
+@pytest.mark.parametrize("fn", ["div", "mod"])
+def test_integer_division_rounds_toward_zero(fn: str) -> None:
+    a, b = np.array([7, -7, 7, -7, 5, 0], np.int32), np.array([2, 2, -2, -2, 0, 3], np.int32)
+    divided = b != 0
+    found = evaluated(call(fn), a, b)
+    expected = {"div": lambda x, y: torch.div(x, y, rounding_mode="trunc"), "mod": torch.fmod}[fn](
+        tensor(a[divided]), tensor(b[divided])
+    )
+    np.testing.assert_array_equal(found[divided], array(expected))
+    assert found[~divided] == 0
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 1, 5), (4, 1)), ((7,), (2, 3, 7)), ((1,), (5,)), ((), (2, 3)), ((2, 1), (1, 9))]
+)
+def test_broadcasting_is_numpys(shapes: tuple[tuple[int, ...], tuple[int, ...]], rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(s) for s in shapes)
+    np.testing.assert_array_equal(evaluated(lambda g, *v: g.sub(*v), a, b), a - b)
+
+
+@pytest.mark.parametrize(
+    ("axis", "b"), [(1, (3,)), (-1, (4,)), (0, (2,)), (None, (3, 4)), (None, (1, 3, 1)), (None, ())]
+)
+def test_bias(axis: int | None, b: tuple[int, ...], rng: np.random.Generator) -> None:
+    x, given = rng.standard_normal((2, 3, 4)), rng.standard_normal(b)
+    shape = b if axis is None else tuple(b[0] if a == axis % 3 else 1 for a in range(3))
+    np.testing.assert_array_equal(evaluated(lambda g, *v: g.bias(*v, axis=axis), x, given), x + given.reshape(shape))
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product((*FLOATS, *INTEGERS, gd.bool), repeat=2)), ids=str)
+def test_casts_are_as_in_torch(before: gd.DType, after: gd.DType, rng: np.random.Generator) -> None:
+    x = (rng.integers(0, 90, 65) + (rng.uniform(0.1, 0.4, 65) if before.is_float else 0)).astype(before.numpy)
+    found = evaluated(lambda g, v: g.cast(v, after), x)
+    assert found.dtype == after.numpy
+    expected = array(tensor(x).to(torch_type(after)))
+    np.testing.assert_array_equal(found.astype(np.float64), expected.astype(np.float64))
+
+
+@pytest.mark.parametrize("value", [2.5, -2.5, 0.3, -0.9, 3.999])
+def test_casts_to_integers_round_toward_zero(value: float) -> None:
+    found = evaluated(lambda g, v: g.cast(v, gd.int32), np.array([value], np.float32))
+    assert found[0] == int(value)
+
+
+def test_select(rng: np.random.Generator) -> None:
+    c, a, b = rng.integers(0, 2, (5, 1)).astype(bool), rng.standard_normal((3, 5, 4)), rng.standard_normal(4)
+    found = evaluated(lambda g, *v: g.select(*v), c, a, b)
+    np.testing.assert_array_equal(found, array(torch.where(tensor(c), tensor(a), tensor(b))))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g, x, i, s: g.add(x, s), r"operands do not broadcast at axis 1: 3 against 4: a is f32\[2x3\], b is"),
+        (lambda g, x, i, s: g.add(x, i, name="sum"), r"sum: add: types do not go together \(float32 with int32\)"),
+        (lambda g, x, i, s: g.exp(i), "exp: operand is int32; a float type is needed"),
+        (lambda g, x, i, s: g.logical_and(x, x), "logical_and: operand is float32; a bool type is needed"),
+        (lambda g, x, i, s: g.select(x, x, x), r"select: condition is f32\[2x3\]; a bool tensor is needed"),
+        (lambda g, x, i, s: g.clip(x), "clip: min and max are both absent"),
+        (lambda g, x, i, s: g.clip(x, min=2, max=1), "clip: min=2 is above max=1"),
+        (lambda g, x, i, s: g.gelu(x, approximate="fast"), 'gelu: approximate is \'fast\'; "none" or "tanh" is needed'),
+        (lambda g, x, i, s: g.bias(x, s), r"bias: b must broadcast to x's shape|bias: operands do not broadcast"),
+        (lambda g, x, i, s: g.bias(x, g.reduce_sum(x, axes=0)), r"bias: b is 1-D .* name its axis, such as axis=1"),
+        (lambda g, x, i, s: g.cast(x, "float7"), "data type 'float7' is not one of"),
+        (lambda g, x, i, s: g.add(1, 2), "add: all operands are Python numbers"),
+        (lambda g, x, i, s: g.softplus(x, beta=0), "softplus: beta is 0"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(call: object, message: str) -> None:
+    with pytest.raises(gd.GraphError, match=message):
+        inferred(call, ((2, 3), gd.float32), ((2, 3), gd.int32), ((2, 4), gd.float32))  # type: ignore[arg-type]
+
+
+def test_another_builders_value_is_refused() -> None:
+    other = gd.GraphBuilder("other").input("x", (2,), gd.float32)
+    with pytest.raises(gd.GraphError, match="operand 1 is %x, which belongs to another builder"):
+        inferred(lambda g, v: g.add(v, other), ((2,), gd.float32))
