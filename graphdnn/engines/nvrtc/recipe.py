@@ -112,6 +112,18 @@ def buffers(region: Region) -> dict[Value, Buffer]:
     return {v: Buffer(i) for i, v in enumerate((*region.inputs, *region.outputs))}
 
 
+def all_buffers(region: Region) -> tuple[Buffer, ...]:
+    """Arguments of a kernel whose parameters are those of `parameters`."""
+    return tuple(Buffer(i) for i in range(len(region.inputs) + len(region.outputs)))
+
+
+def parameters(region: Region) -> str:
+    """C++ parameters p0, p1, ... for the region's inputs, then its outputs, as `buffers` numbers them."""
+    inputs = [f"const {v.type.dtype.text}* __restrict__" for v in region.inputs]
+    outputs = [f"{v.type.dtype.text}* __restrict__" for v in region.outputs]
+    return ", ".join(f"{declared} p{i}" for i, declared in enumerate((*inputs, *outputs)))
+
+
 def arithmetic(dtype: DType) -> str:
     """What a report says about the arithmetic on a type."""
     return dtype.name if dtype.compute == dtype else f"{dtype.name} in, {dtype.compute.name} arithmetic"
