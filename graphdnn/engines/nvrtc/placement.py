@@ -16,12 +16,13 @@ Placement = tuple[int | None, ...]
 
 
 def right_aligned(shape: Sequence[int], space: Sequence[int]) -> Placement | None:
-    """The placement that numpy broadcasting gives, or None where the shape does not broadcast to the space."""
-    if len(shape) > len(space):
-        return None
+    """The placement that numpy broadcasting gives, or None where the shape does not broadcast to the space.
+
+    Leading axes of size 1 may go beyond the space.
+    """
     first = len(space) - len(shape)
     placement = tuple(None if n == 1 else first + i for i, n in enumerate(shape))
-    fits = all(a is None or space[a] == n for a, n in zip(placement, shape, strict=True))
+    fits = all(a is None or (a >= 0 and space[a] == n) for a, n in zip(placement, shape, strict=True))
     return placement if fits else None
 
 
