@@ -76,6 +76,10 @@ class Emitter:
         now = (self.rewriter[v] if isinstance(v, Value) else v for v in operands)
         return self.rewriter.emit(op, *now, origins=self.origins)
 
+    def also(self, nodes: Iterable[Node]) -> None:
+        """What is emitted from now on does the work of these nodes too."""
+        self.origins = tuple(dict.fromkeys((*(o for n in nodes for o in n.origins), *self.origins)))
+
     def constant(self, payload: Payload) -> Value:
         """A new constant."""
         return self.rewriter.constant(payload)

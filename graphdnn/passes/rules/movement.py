@@ -55,7 +55,7 @@ def needless_expansions(found: Match) -> tuple[Node, ...]:
 def broadcast(make: Emitter, found: Match) -> Value:
     expansions = needless_expansions(found)
     short = {n.result: n.operands[0] for n in expansions}
-    make.origins = tuple(dict.fromkeys((*(o for n in expansions for o in n.origins), *found.origins)))
+    make.also(expansions)
     return make(found.root.op, *(short.get(v, v) for v in found.root.operands))
 
 

@@ -1,0 +1,311 @@
+"""Attention spelled out: two matrix products with a softmax between them, and what stands around it.
+
+The spelling may scale before or after the first product, add a bias or select by a mask, compute the softmax in
+float32, and repeat heads of K and V.  K is found transposed, by a node or by its strides: it is transposed back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isinf, prod
+
+import numpy as np
+
+from graphdnn.answer import Code, Decline
+from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
+from graphdnn.ir.ops.attention import EXTRAS, Attention
+from graphdnn.ir.ops.linear import MatMul
+from graphdnn.ir.ops.movement import Expand, Reshape, Transpose
+from graphdnn.ir.ops.pointwise import Cast, Pointwise
+from graphdnn.ir.ops.softmax import Softmax
+from graphdnn.ir.types import Array
+from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, fn, number_of, one_of
+from graphdnn.passes.rewrite import Emitter, Rule
+from graphdnn.passes.rules.pointwise import is_exact_widening
+
+MASKED = -3e4
+"""A score at most this much is no score: weights of e ** -30000 are 0 in every type, and float16 ends at -65504."""
+
+LARGEST_MASK = 1 << 26
+"""Elements up to which a constant mask is looked at, to see whether it is causal."""
+
+
+def widens(node: Node) -> bool:
+    return is_exact_widening(node.operands[0].type.dtype, node.result.type.dtype)
+
+
+def widened(x: Pattern) -> OneOf:
+    """x, or x cast to a wider type."""
+    return one_of(Is(Cast, (x,), widens), x)
+
+
+PRODUCT = widened(Is(MatMul, (Var("q"), Var("k")), name="product"))
+SCALED = one_of(fn("mul", PRODUCT, Number(name="scale")), fn("div", PRODUCT, Number(name="divisor")), PRODUCT)
+BIASED = one_of(fn("add", widened(SCALED), Var("bias")), SCALED)
+MASKED_SCORES = one_of(
+    fn("select", Var("mask"), BIASED, Number(name="fill")),
+    fn("select", Var("hidden"), Number(name="fill"), BIASED),
+    BIASED,
+)
+SOFTMAX = Is(Softmax, (widened(MASKED_SCORES),), name="weights")
+WEIGHTS = one_of(Is(Cast, (SOFTMAX,), lambda node: node.result.type.dtype.is_float), SOFTMAX)
+
+
+def is_attention(found: Match) -> Decline | None:
+    """Whether types, shapes and the mask are such that attention's equation is the very same function."""
+    for check in (has_right_axes, has_one_type, has_fitting_extras, hides_what_it_masks):
+        decline = check(found)
+        if decline is not None:
+            return decline
+    return None
+
+
+def has_right_axes(found: Match) -> Decline | None:
+    q, k, v = found["q"].type, found["k"].type, found["v"].type
+    weights = found.node("weights")
+    assert isinstance(weights.op, Softmax)
+    if weights.op.axis != weights.result.type.rank - 1:
+        return Decline(Code.ATTRIBUTE, f"the softmax is along axis {weights.op.axis}; the last one, of keys, is needed")
+    if not 2 <= q.rank == k.rank == v.rank <= 4:
+        return Decline(Code.RANK, f"q is {q}, k {k}, v {v}; two to four axes, the same number for each, are needed")
+    (b, hq), (bk, hk), (bv, hv) = (leading(t.shape) for t in (q, k, v))
+    if not b == bk == bv or hk != hv or hq % hk:
+        return Decline(
+            Code.BROADCAST, f"q is {q}, k {k}, v {v}; one batch, and heads of q a multiple of k's and v's, are needed"
+        )
+    return None
+
+
+def leading(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Extents of the axes of batch and heads, 1 where there is no such axis."""
+    batch, heads = (1, 1, *shape[:-2])[-2:]
+    return batch, heads
+
+
+def has_one_type(found: Match) -> Decline | None:
+    dtypes = {found[name].type.dtype for name in ("q", "k", "v")} | {found.root.result.type.dtype}
+    if len(dtypes) == 1 and next(iter(dtypes)).is_float:
+        return None
+    return Decline(
+        Code.DTYPE, f"q, k, v and the result are {', '.join(sorted(map(str, dtypes)))}; one float type is needed"
+    )
+
+
+def has_fitting_extras(found: Match) -> Decline | None:
+    scores = found["product"].type.shape
+    if found["weights"].type.shape != scores:
+        return Decline(
+            Code.BROADCAST, f"bias or mask make scores of shape {scores} larger, {found['weights'].type.shape}"
+        )
+    if "bias" in found and not found["bias"].type.dtype.is_float:
+        return Decline(Code.DTYPE, f"the bias is {found['bias'].type}; a float type is needed")
+    return None
+
+
+def hides_what_it_masks(found: Match) -> Decline | None:
+    """A row with no key gives 0 in attention; a spelling with a finite score for hidden keys averages all values."""
+    if "fill" not in found or isinf(found.numbers["fill"]):
+        return None if found.numbers.get("fill", -1.0) < 0 else Decline(Code.ATTRIBUTE, "hidden scores are +inf")
+    fill = found.numbers["fill"]
+    if fill > MASKED:
+        return Decline(
+            Code.ATTRIBUTE, f"hidden scores are {fill!r}; at most {MASKED:g} is needed to be no score at all"
+        )
+    allowed = allowed_keys(found)
+    if allowed is None:
+        return Decline(
+            Code.ATTRIBUTE,
+            f"hidden scores are {fill!r} and the mask is known at run time only: a row that "
+            "it hides would average all values, where attention gives 0; -inf is needed",
+        )
+    if not np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, (1, 1))).any(-1).all():
+        return Decline(Code.ATTRIBUTE, "the mask hides all keys of a row, which then averages all values")
+    return None
+
+
+def allowed_keys(found: Match) -> Array | None:
+    """The boolean mask where it is known: which keys each query may attend to."""
+    name = "mask" if "mask" in found else "hidden"
+    known = known_array(found[name], found.graph)
+    return known if known is None or name == "mask" else ~known
+
+
+def known_array(value: Value, graph: Graph) -> Array | None:
+    """What a value computed from constants alone holds; None where something else goes in, or data is not here."""
+    payload = known_payload(value, graph) if value.type.size <= LARGEST_MASK else None
+    return payload.array() if payload is not None and payload.has_data else None
+
+
+def known_payload(value: Value, graph: Graph) -> Payload | None:
+    if graph.constants.get(value.name) is value:
+        return graph.payloads[value.name]
+    node = graph.producer.get(value)
+    if node is None:
+        return None
+    parts: list[Payload | float] = []
+    for operand in node.operands:
+        part = operand.literal if operand.literal is not None else known_payload(operand, graph)
+        if part is None:
+            return None
+        parts.append(part)
+    index = node.results.index(value)
+    return Payload(value.type, compute=Compute(node.op, tuple(parts), node.operand_types, index))
+
+
+def attention(make: Emitter, found: Match) -> Value:
+    scale = found.numbers.get("scale", 1.0) / found.numbers.get("divisor", 1.0)
+    q, v = (with_four_axes(make, found[name]) for name in ("q", "v"))
+    k = with_four_axes(make, transposed_back(make, found["k"], found.graph))
+    causal = causal_mask(found) if "fill" in found else causal_bias(found) if "bias" in found else None
+    extras: dict[str, Value] = {}
+    if "bias" in found and (causal is None or "fill" in found):
+        extras["bias"] = with_four_axes(make, found["bias"])
+    if "fill" in found and causal is None:
+        mask = found["mask"] if "mask" in found else make(Pointwise(fn="logical_not"), found["hidden"])
+        extras["mask"] = with_four_axes(make, mask)
+    names = tuple(n for n in EXTRAS if n in extras)
+    op = Attention(scale=scale, causal=causal, extras=names)
+    o = make(op, q, k, v, *(extras[n] for n in names))
+    shape = found.root.result.type.shape
+    return o if o.type.shape == shape else make(Reshape(shape=shape), o)
+
+
+def with_four_axes(make: Emitter, x: Value) -> Value:
+    shape = (1,) * (4 - x.type.rank) + x.type.shape
+    return x if x.type.rank == 4 else make(Reshape(shape=shape), x)
+
+
+def transposed_back(make: Emitter, k: Value, graph: Graph) -> Value:
+    """K (..., Skv, D) of its transpose, without a node where a node transposes it."""
+    swap = (*range(k.type.rank - 2), k.type.rank - 1, k.type.rank - 2)
+    made = graph.producer.get(k)
+    if made is not None and isinstance(made.op, Transpose):
+        make.also([made])
+        axes = tuple(made.op.axes[a] for a in swap)
+        k = made.operands[0]
+        return k if axes == tuple(range(len(axes))) else make(Transpose(axes=axes), k)
+    return make(Transpose(axes=swap), k)
+
+
+def causal_alignment(allowed: Array, scores: tuple[int, ...]) -> str | None:
+    """The alignment where the mask is that triangle, the same for all heads and batches."""
+    sq, skv = scores[-2:]
+    if allowed.shape[-2:] != (sq, skv) or prod(allowed.shape[:-2]) != 1:
+        return None
+    plain = allowed.reshape(sq, skv)
+    for alignment, offset in (("top_left", 0), ("bottom_right", skv - sq)):
+        if np.array_equal(plain, np.tri(sq, skv, offset, dtype=np.bool_)):
+            return alignment
+    return None
+
+
+def causal_mask(found: Match) -> str | None:
+    """The alignment that the mask spells, where it is known."""
+    allowed = allowed_keys(found)
+    return None if allowed is None else causal_alignment(allowed, found["product"].type.shape)
+
+
+def causal_bias(found: Match) -> str | None:
+    """The alignment that a constant bias of nothing but 0 and no score at all spells, if it leaves each row a key."""
+    bias = known_array(found["bias"], found.graph)
+    if bias is None:
+        return None
+    plain = bias.astype(np.float32)
+    allowed = plain == 0
+    if not (allowed | (plain <= MASKED)).all() or not allowed.any(-1).all():
+        return None
+    return causal_alignment(allowed, found["product"].type.shape)
+
+
+def attention_node(found: Match) -> tuple[Attention, Node]:
+    node = found.root
+    assert isinstance(node.op, Attention)
+    return node.op, node
+
+
+def scaled(value: Value, graph: Graph) -> tuple[Value, float, tuple[Node, ...]] | None:
+    """x, c and the nodes where `value` is c * x, or a transpose of that."""
+    node = graph.producer.get(value)
+    if node is None or node.op not in (Pointwise(fn="mul"), Pointwise(fn="div")):
+        return None
+    for x, other in ((node.operands[0], node.operands[1]), (node.operands[1], node.operands[0])):
+        factor = number_of(other, graph)
+        if factor is None or x.type != value.type or (node.op == Pointwise(fn="div") and x is not node.operands[0]):
+            continue
+        if factor == 0 or not np.isfinite(factor):
+            return None
+        return x, 1 / factor if node.op == Pointwise(fn="div") else factor, (node,)
+    return None
+
+
+def has_scaled_operand(found: Match) -> bool:
+    _, node = attention_node(found)
+    return any(scaled(v, found.graph) for v in node.operands[:2])
+
+
+def with_scale(make: Emitter, found: Match) -> Value:
+    op, node = attention_node(found)
+    operands = list(node.operands)
+    scale = op.scale
+    for index in (0, 1):
+        inner = scaled(operands[index], found.graph)
+        if inner is not None:
+            operands[index], factor, nodes = inner
+            scale *= factor
+            make.also(nodes)
+    return make(replace(op, scale=scale), *operands)
+
+
+def ungrouped(value: Value, graph: Graph) -> tuple[Value, tuple[Node, ...]] | None:
+    """(B, Hkv, 1, S, D) and the nodes where `value` repeats each head of it: an expansion and a reshape."""
+    merge = graph.producer.get(value)
+    repeat = graph.producer.get(merge.operands[0]) if merge is not None and isinstance(merge.op, Reshape) else None
+    if merge is None or repeat is None or not isinstance(repeat.op, Expand):
+        return None
+    before, wide, after = repeat.operands[0].type.shape, repeat.op.shape, value.type.shape
+    if len(wide) != 5 or before != (*wide[:2], 1, *wide[3:]) or after != (wide[0], wide[1] * wide[2], *wide[3:]):
+        return None
+    return repeat.operands[0], (repeat, merge)
+
+
+def repeats_heads(found: Match) -> bool:
+    _, node = attention_node(found)
+    k, v = (ungrouped(x, found.graph) for x in node.operands[1:3])
+    return k is not None and v is not None and k[0].type.shape[:2] == v[0].type.shape[:2]
+
+
+def with_groups(make: Emitter, found: Match) -> Value:
+    op, node = attention_node(found)
+    operands = list(node.operands)
+    for index in (1, 2):
+        inner = ungrouped(operands[index], found.graph)
+        assert inner is not None
+        (b, h, _, s, d), nodes = inner[0].type.shape, inner[1]
+        make.also(nodes)
+        before = found.graph.producer.get(inner[0])
+        if before is not None and before.operands and before.operands[0].type.shape == (b, h, s, d):
+            make.also([before])
+            operands[index] = before.operands[0]
+        else:
+            operands[index] = make(Reshape(shape=(b, h, s, d)), inner[0])
+    return make(op, *operands)
+
+
+ATTENTION = (
+    Rule("attention", "raised to attention", Is(MatMul, (WEIGHTS, Var("v"))), attention, where=is_attention),
+    Rule(
+        "scale before attention",
+        "taken into the scale of attention",
+        Is(Attention, where=lambda node: not node.results[1:]),
+        with_scale,
+        fits=has_scaled_operand,
+    ),
+    Rule(
+        "repeated heads of attention",
+        "heads shared instead of repeated",
+        Is(Attention, where=lambda node: not node.results[1:]),
+        with_groups,
+        fits=repeats_heads,
+    ),
+)
+"""The last two work on what the first one leaves."""
