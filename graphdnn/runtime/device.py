@@ -167,6 +167,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self.lost: str | None = None
+        self.lock = threading.Lock()
         self.graveyard: list[tuple[bool, int]] = []
         self.capture_streams: list[Any] = []
         self.kept: dict[int, object] = {}
@@ -326,8 +327,13 @@ class CudaDevice:
     def sweep(self) -> None:
         """Frees memory that nobody refers to any more; waits for the work that may still use it."""
         graves = self._shared.graveyard
-        while graves:
-            is_host, handle = graves.pop()
+        if not graves:
+            return
+        with self._shared.lock:
+            batch = graves[:]
+            del graves[: len(batch)]
+        self.check("finish all work", self._driver.cuCtxSynchronize())
+        for is_host, handle in batch:
             free = self._driver.cuMemFreeHost if is_host else self._driver.cuMemFree
             self.check("free memory", free(handle))
 
@@ -342,6 +348,12 @@ class CudaDevice:
     def download(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Device to host memory, in stream order."""
         self.check("copy from the device", self._driver.cuMemcpyDtoHAsync(target, source, nbytes, stream))
+
+    def write(self, target: int, source: int, nbytes: int) -> None:
+        """Any host memory to the device; done when this returns."""
+        with self:
+            self.check("copy to the device", self._driver.cuMemcpyHtoDAsync(target, source, nbytes, self.stream))
+            self.synchronize()
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Sets every byte, in stream order."""
@@ -379,6 +391,11 @@ class CudaDevice:
         """Whether work put on the stream now would be captured into a graph, or would break a capture."""
         result = self._driver.cuStreamIsCapturing(stream)
         return int(result[0]) == CAPTURE_IMPLICIT or int(self.check("ask for a capture", result)) != 0
+
+    def ordinal_of(self, address: int) -> int:
+        """On which device an address lies."""
+        attribute = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(self.check("find an address", self._driver.cuPointerGetAttribute(attribute, address)))
 
     def capture(self, issue: Callable[[int], None]) -> CapturedGraph:
         """What `issue(stream)` puts on a stream, as one graph ready to launch."""

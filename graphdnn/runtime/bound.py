@@ -1,0 +1,147 @@
+"""A call on fixed device addresses: captured once, then one graph launch a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphdnn.errors import ExecutionError
+from graphdnn.ir.types import Array, TensorType
+from graphdnn.runtime.arrays import DeviceArray, Source, empty, read_checked, read_inputs
+from graphdnn.runtime.capture import CapturedGraph
+from graphdnn.runtime.context import ADDRESS_ALIGNMENT, Command, DeviceContext, Inlet, Outlet, issue, reads_in_place
+from graphdnn.runtime.device import LEGACY_STREAM, ContextLostError, Memory, stream_handle
+from graphdnn.runtime.schedule import memory_bytes
+
+
+class DeviceBound:
+    """A call whose arrays are fixed; see Program.bind.  `graph` is the captured graph once a call was made."""
+
+    def __init__(self, context: DeviceContext, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        self._context = context
+        self._device = context.device
+        self.graph: CapturedGraph | None = None
+        sources = read_inputs(context.loaded.graph, inputs, context.device.stream, context.device)
+        context.device.synchronize()  # what producers still had to do; later changes are the caller's to order
+        self._held: list[object] = [source.owner for source in sources.values()]
+        self._staged: list[tuple[Inlet, Array]] = []
+        self._fetched: list[tuple[Outlet, Array]] = []
+        self._results: dict[str, Any] = {}
+        self._fixed: list[tuple[str, int, int]] = []
+        before: list[Command] = []
+        after: list[Command] = []
+        inputs_at = {name: self._bind_input(name, source, before) for name, source in sources.items()}
+        on_host = all(source.on_host for source in sources.values())
+        outputs_at = self._bind_outputs(outputs, on_host, after)
+        self._commands = [*before, *context.commands(inputs_at, outputs_at), *after]
+
+    @property
+    def kernels(self) -> int:
+        """Kernels in the captured graph.  Raises ExecutionError before the first call."""
+        if self.graph is None:
+            raise ExecutionError("a bound call is captured by its first call; make one before asking for its kernels")
+        return self.graph.kernels
+
+    def __call__(self, *, stream: object | None = None) -> dict[str, Any]:
+        """Runs on the bound arrays as they are now and returns the same outputs each time."""
+        try:
+            return self._run(stream)
+        except ContextLostError as error:
+            raise self._context.loaded.lost(error) from error
+
+    def _run(self, stream: object | None) -> dict[str, Any]:
+        context = self._context
+        with context.lock, self._device as device:
+            handle = stream_handle(stream)
+            if handle != LEGACY_STREAM and device.is_capturing(handle):
+                self._join_capture(handle)
+                return dict(self._results)
+            context.order.enter(handle)
+            if self._staged:
+                context.order.finish()
+                for inlet, array in self._staged:
+                    inlet.stage(array)
+            if self.graph is None:
+                issue(self._commands, handle)
+                self.graph = device.capture(lambda own: issue(self._commands, own))
+            else:
+                self.graph.launch(handle)
+            for outlet, _ in self._fetched:
+                outlet.mark(handle)
+            context.order.leave(handle, stream)
+            for outlet, array in self._fetched:
+                outlet.deliver(array)
+            return dict(self._results)
+
+    def _join_capture(self, stream: int) -> None:
+        """Puts the plans into the graph that the caller captures; its replays find everything alive."""
+        if self._staged or self._fetched:
+            raise ExecutionError(
+                "a call bound to numpy arrays cannot be captured, since the host copies them; bind arrays on the device"
+            )
+        self._context.keep(self)
+        issue(self._commands, stream)
+
+    def _bind_input(self, name: str, source: Source, before: list[Command]) -> int:
+        type = self._context.loaded.graph.inputs[name].type
+        if reads_in_place(source, type):
+            self._fixed.append((f"input {name}", source.address, memory_bytes(type)))
+            return source.address
+        inlet = Inlet(f"input {name}", type, self._context.loaded)
+        self._held.append(inlet)
+        before.append(inlet.prepare(source))
+        if source.array is not None:
+            self._staged.append((inlet, source.array))
+        return inlet.memory.handle
+
+    def _bind_outputs(self, given: Mapping[str, Any], on_host: bool, after: list[Command]) -> dict[str, int]:
+        """Addresses that the plans write outputs to.  Raises ExecutionError for one that cannot be written there."""
+        context = self._context
+        for name in given:
+            if name not in context.loaded.types:
+                known = ", ".join(context.loaded.types)
+                raise ExecutionError(
+                    f"{name} is not an output of graph {context.loaded.graph.name}; its outputs are {known}"
+                )
+        addresses: dict[str, int] = {}
+        for name, type in context.loaded.types.items():
+            array = given.get(name)
+            if array is None and on_host:
+                array = empty(type)
+            if array is None:
+                memory = self._device.allocate(memory_bytes(type))
+                self._results[name] = DeviceArray(type, memory, context.order, self._device)
+                addresses[name] = memory.handle
+            else:
+                self._results[name] = array
+                addresses[name] = self._write_to(name, array, type, after)
+        return addresses
+
+    def _write_to(self, name: str, array: Any, type: TensorType, after: list[Command]) -> int:
+        """Where plans write an output that the caller gave, fetching it from there for an array on the host."""
+        source = read_checked(f"output {name}", array, type, self._device.stream, self._device)
+        self._held.append(source.owner)
+        if source.array is not None:
+            if not source.array.flags.writeable:
+                raise ExecutionError(f"output {name} is a read-only array; one that can be written is needed")
+            memory: Memory = self._device.allocate(memory_bytes(type))
+            outlet = Outlet(type, self._device)
+            self._held += (memory, outlet)
+            after.append(outlet.fetch(memory.handle))
+            self._fetched.append((outlet, source.array))
+            return memory.handle
+        if not source.lies_as(type):
+            raise ExecutionError(
+                f"output {name} has strides {source.strides}; {type.layout} are needed to write in place"
+            )
+        if source.address % ADDRESS_ALIGNMENT:
+            raise ExecutionError(
+                f"output {name} starts at address {source.address}; one aligned to {ADDRESS_ALIGNMENT} bytes "
+                "is needed to write in place"
+            )
+        nbytes = memory_bytes(type)
+        for who, start, size in self._fixed:
+            if source.address < start + size and start < source.address + nbytes:
+                raise ExecutionError(f"output {name} shares memory with {who}; memory of its own is needed")
+        self._fixed.append((f"output {name}", source.address, nbytes))
+        return source.address

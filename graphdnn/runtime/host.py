@@ -1,0 +1,139 @@
+"""Running plans in host memory: arrays in, arrays out, and states that are arrays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphdnn.engines.contract import HostPlan
+from graphdnn.errors import ExecutionError
+from graphdnn.ir.evaluate import apply
+from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.types import Array
+from graphdnn.runtime.arrays import empty, read_checked, read_inputs
+from graphdnn.runtime.schedule import Schedule
+
+
+class HostGraph:
+    """What all contexts of one graph share: its plans, its constants, and when each value is read last."""
+
+    def __init__(self, graph: Graph, placed: Schedule) -> None:
+        self.graph = graph
+        self.schedule = placed
+        self.constants = {v: graph.payloads[name].array() for name, v in graph.constants.items()}
+        last: dict[Value, int] = {}
+        for number, step in enumerate(placed.steps):
+            for value in step.region.inputs:
+                last[value] = number
+        self.dying: list[list[Value]] = [[] for _ in placed.steps]
+        kept = {*graph.escaping, *graph.inputs.values(), *graph.states.values(), *self.constants}
+        viewed = {o for node in graph.nodes if node.op.is_renaming for o in node.operands}
+        for value, number in last.items():
+            if value not in kept and value not in viewed:
+                self.dying[number].append(value)
+
+
+class HostContext:
+    """The states of one context, and calls on them, one at a time."""
+
+    def __init__(self, loaded: HostGraph) -> None:
+        self._loaded = loaded
+        self._lock = threading.Lock()
+        self._states = {name: np.zeros(v.type.shape, v.type.dtype.numpy) for name, v in loaded.graph.states.items()}
+
+    def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
+        """Outputs in arrays of their own, with the declared strides."""
+        graph = self._loaded.graph
+        results = self.compute(self.read(inputs))
+        fresh = {name: empty(graph.output_type(name)) for name in graph.outputs}
+        for name, array in fresh.items():
+            np.copyto(array, results[name])
+        return fresh
+
+    def read(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        sources = read_inputs(self._loaded.graph, inputs, 0, None)
+        return {name: source.array for name, source in sources.items() if source.array is not None}
+
+    def compute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs by name, which may share memory with inputs, constants and each other; moves the states on."""
+        loaded, graph = self._loaded, self._loaded.graph
+        with self._lock:
+            values: dict[Value, Array] = dict(loaded.constants)
+            values.update((v, inputs[name]) for name, v in graph.inputs.items())
+            values.update((v, self._states[name]) for name, v in graph.states.items())
+            for step, dying in zip(loaded.schedule.steps, loaded.dying, strict=True):
+                plan = step.plan
+                if not isinstance(plan, HostPlan):
+                    raise ExecutionError(
+                        f"graph {graph.name}: the plan of {step.region.pattern} does not run on the CPU"
+                    )
+                results = plan.run([self._value(v, values) for v in step.region.inputs])
+                values.update(zip(step.region.outputs, results, strict=True))
+                for value in dying:
+                    del values[value]
+            outputs = {name: self._value(v, values) for name, v in graph.outputs.items()}
+            updates = {name: self._value(v, values).copy() for name, v in graph.updates.items()}
+            self._states.update(updates)
+            return outputs
+
+    def _value(self, value: Value, values: dict[Value, Array]) -> Array:
+        """A value's array; views are made from what they view when first asked for."""
+        if value not in values:
+            node = self._loaded.graph.producer[value]
+            operands = [self._value(v, values) for v in node.operands]
+            values.update(zip(node.results, apply(node.op, operands, node.result_types), strict=True))
+        return values[value]
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> HostBound:
+        graph = self._loaded.graph
+        arrays = self.read(inputs)
+        targets: dict[str, Any] = {name: empty(graph.output_type(name)) for name in graph.outputs}
+        written = dict(targets)
+        for name, given in (outputs or {}).items():
+            if name not in graph.outputs:
+                raise ExecutionError(
+                    f"{name} is not an output of graph {graph.name}; its outputs are {list(graph.outputs)}"
+                )
+            source = read_checked(f"output {name}", given, graph.output_type(name), 0, None)
+            assert source.array is not None
+            if not source.array.flags.writeable:
+                raise ExecutionError(f"output {name} is a read-only array; one that can be written is needed")
+            targets[name], written[name] = given, source.array
+        return HostBound(self, arrays, targets, written)
+
+    def read_state(self, name: str) -> Array:
+        with self._lock:
+            return self._states[name].copy()
+
+    def write_state(self, name: str, array: Any) -> None:
+        type = self._loaded.graph.states[name].type
+        source = read_checked(f"state {name}", array, type, 0, None)
+        assert source.array is not None
+        with self._lock:
+            self._states[name] = source.array.copy()
+
+    def close(self) -> None:
+        """Nothing is kept for anybody here."""
+
+
+class HostBound:
+    """A call on fixed arrays; see Program.bind."""
+
+    def __init__(
+        self, context: HostContext, inputs: dict[str, Array], targets: dict[str, Any], written: dict[str, Array]
+    ) -> None:
+        self._context = context
+        self._inputs = inputs
+        self._targets = targets
+        self._written = written
+
+    def __call__(self, *, stream: object | None = None) -> dict[str, Any]:
+        results = self._context.compute(self._inputs)
+        # An output may be a view of another one's memory or of an input: all are read before the first is written.
+        safe = {name: np.array(a, copy=True) for name, a in results.items()}
+        for name, array in self._written.items():
+            np.copyto(array, safe[name])
+        return dict(self._targets)

@@ -1,0 +1,349 @@
+"""In what order the chosen plans run, and where every value lies: inputs, outputs, states, or one arena.
+
+The order keeps peak memory low.  Views lie in the memory of what they view.  An output or the next value of a state is
+written in place by the step that makes it where that is legal, and copied at the end where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from graphdnn.engines.contract import DevicePlan, HostPlan
+from graphdnn.errors import CompileError
+from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import TensorType
+from graphdnn.ir.views import is_free
+from graphdnn.runtime.memory import Lifetime, lower_bound, pack
+
+Space = Literal["input", "constant", "state", "output", "arena"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One region and the plan that runs it; `plan` is None when only a described device is planned for."""
+
+    region: Region
+    plan: DevicePlan | HostPlan | None
+    workspace_bytes: int = 0
+
+    @property
+    def in_place(self) -> tuple[tuple[int, int], ...]:
+        """(input, output) indices that may share memory, from the plan's attribute of this name; most have none.
+
+        A plan that offers a pair works right with both addresses equal, whatever else it reads.
+        """
+        return tuple(getattr(self.plan, "in_place", ()))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value's first element lies: `offset` bytes into an input, constant, state, output, or into the arena."""
+
+    space: Space
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy at the end of a run, between places of one type; dense ones are plain copies of `type.nbytes`."""
+
+    source: Place
+    target: Place
+    type: TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What a run does: `steps` in order, then `copies` in order.
+
+    `places` has every value that a step reads or writes; `workspaces` one offset into the arena per step.
+    `arena_bytes` holds intermediates and workspaces, `bound_bytes` is the least that any packing needs; `peak_bytes`
+    counts inputs, outputs, constants and states too.
+    """
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    places: Mapping[Value, Place]
+    workspaces: tuple[int, ...]
+    copies: tuple[Copy, ...]
+    arena_bytes: int
+    bound_bytes: int
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        graph = self.graph
+        values = (*graph.inputs.values(), *graph.constants.values(), *graph.states.values())
+        outputs = sum(graph.output_type(name).nbytes for name in graph.outputs)
+        return self.arena_bytes + outputs + sum(v.type.nbytes for v in values)
+
+
+def schedule(graph: Graph, steps: Sequence[Step]) -> Schedule:
+    """Order and places for steps that together compute every node but the free ones.
+
+    Raises CompileError when a value that is needed is computed by no step, or by two.
+    """
+    return _Planner(graph, tuple(steps)).plan()
+
+
+class _Planner:
+    """Works out one schedule.  Steps are known by their number in the order given until `order` is decided."""
+
+    def __init__(self, graph: Graph, steps: tuple[Step, ...]) -> None:
+        self.graph = graph
+        self.steps = steps
+        self.maker: dict[Value, int] = {}
+        for number, step in enumerate(steps):
+            for value in step.region.outputs:
+                if self.maker.setdefault(value, number) != number:
+                    raise CompileError(f"graph {graph.name}: {value} is computed by two regions")
+        self.sources = {
+            **{v: Place("input", n) for n, v in graph.inputs.items()},
+            **{v: Place("constant", n) for n, v in graph.constants.items()},
+            **{v: Place("state", n) for n, v in graph.states.items()},
+        }
+        self.roots: dict[Value, tuple[Value, int]] = {}
+        self.readers: dict[Value, set[int]] = {}
+        for number, step in enumerate(steps):
+            for value in step.region.inputs:
+                self.readers.setdefault(self.root(value)[0], set()).add(number)
+        self.before: list[set[int]] = [
+            {self.maker[r] for r in (self.root(v)[0] for v in s.region.inputs) if r in self.maker} - {n}
+            for n, s in enumerate(steps)
+        ]
+        self.claimed: dict[Value, Place] = {}
+        self.at_end: set[Value] = set()
+        self.copies: tuple[Copy, ...] = ()
+
+    def root(self, value: Value) -> tuple[Value, int]:
+        """In whose memory a value lies, and its offset there in elements.
+
+        Unlike `views.resolve` this stops at values that a step computes: a region may hold a free node and write its
+        result to memory of its own.
+        """
+        found = self.roots.get(value)
+        if found is None:
+            found = self.roots[value] = self._find_root(value)
+        return found
+
+    def _find_root(self, value: Value) -> tuple[Value, int]:
+        offset = 0
+        while value not in self.maker and value not in self.sources:
+            node = self.graph.producer.get(value)
+            views = node.op.view(node.operands[0].type) if node is not None and is_free(node) else None
+            if node is None or views is None:
+                raise CompileError(f"graph {self.graph.name}: {value} is needed, but no region computes it")
+            offset += views[node.results.index(value)].offset
+            value = node.operands[0]
+        return value, offset
+
+    def plan(self) -> Schedule:
+        # Copies that read a state's old value at the end keep everybody from overwriting it earlier.
+        kept_states = {self.root(v)[0] for v in self.graph.outputs.values()} | {
+            self.root(v)[0] for n, v in self.graph.updates.items() if self.root(v)[0] is not self.graph.states[n]
+        }
+        for name, value in self.graph.updates.items():
+            self._claim_state(name, value, kept_states)
+        for name, value in self.graph.outputs.items():
+            self._claim_output(name, value)
+        self.copies = self._copies()
+        return self._pack(self._order())
+
+    def _claim_state(self, name: str, value: Value, kept: set[Value]) -> None:
+        """Lets the step that makes a state's next value write it over the old one, where nobody reads that later."""
+        state = self.graph.states[name]
+        root, offset = self.root(value)
+        if root not in self.maker or root in self.claimed or offset or state in kept or not same_memory(root, state):
+            return
+        step = self.maker[root]
+        others = self.readers.get(state, set()) - {step}
+        if any(self._reaches(step, other) for other in others) or not self._may_overwrite(step, state, root):
+            return
+        self.before[step] |= others
+        self.claimed[root] = Place("state", name)
+
+    def _may_overwrite(self, number: int, old: Value, new: Value) -> bool:
+        """Whether a step that reads `old` may write `new` over it."""
+        region, pairs = self.steps[number].region, self.steps[number].in_place
+        target = region.outputs.index(new)
+        reads = [i for i, v in enumerate(region.inputs) if self.root(v)[0] is old]
+        return all((i, target) in pairs and self.root(region.inputs[i])[1] == 0 for i in reads)
+
+    def _reaches(self, start: int, end: int) -> bool:
+        """Whether `end` must run after `start`."""
+        seen, todo = set(), [end]
+        while todo:
+            number = todo.pop()
+            if number == start:
+                return True
+            if number not in seen:
+                seen.add(number)
+                todo += self.before[number]
+        return False
+
+    def _claim_output(self, name: str, value: Value) -> None:
+        """Lets the step that makes an output write it where the caller gets it."""
+        root, offset = self.root(value)
+        declared = self.graph.output_type(name)
+        whole = not offset and root.type.nbytes == declared.nbytes and root.type.is_dense and declared.is_dense
+        if root in self.maker and root not in self.claimed and (whole or root is value):
+            self.claimed[root] = Place("output", name)
+
+    def _copies(self) -> tuple[Copy, ...]:
+        """What is still to be copied when all steps have run.  Whatever reads a state's old value goes first."""
+        early: list[Copy] = []
+        late: list[Copy] = []
+        for name, value in self.graph.outputs.items():
+            target = Place("output", name)
+            if self.claimed.get(self.root(value)[0]) != target:
+                early.append(Copy(self._end_place(value), target, value.type))
+        for name, value in self.graph.updates.items():
+            target, source = Place("state", name), self._end_place(value)
+            if source == target:
+                continue
+            if source.space == "state":
+                parked = Place("arena", f"next {name}")
+                early.append(Copy(source, parked, value.type))
+                source = parked
+            late.append(Copy(source, target, value.type))
+        return (*early, *late)
+
+    def _end_place(self, value: Value) -> Place:
+        root, offset = self.root(value)
+        self.at_end.add(root)
+        base = self.claimed.get(root) or self.sources.get(root) or Place("arena", root.name)
+        return Place(base.space, base.name, offset * value.type.dtype.itemsize)
+
+    def _order(self) -> list[int]:
+        """A topological order: the cheaper, by bytes in use at once, of the graph's own order and a greedy one."""
+        position = self.graph.position
+        last = [max(position[n] for n in s.region.nodes) for s in self.steps]
+        own = self._sorted(lambda number, unread: (last[number],))
+        greedy = self._sorted(lambda number, unread: (self._growth(number, unread), last[number]))
+        return min((own, greedy), key=lambda order: lower_bound(list(self._lifetimes(order)[0].values())))
+
+    def _sorted(self, key: Callable[[int, Mapping[Value, set[int]]], tuple[int, ...]]) -> list[int]:
+        """Takes the ready step of least `key(step, steps that have yet to read each value)` until none is left."""
+        unread = {root: set(numbers) for root, numbers in self.readers.items()}
+        missing = [set(b) for b in self.before]
+        after: list[list[int]] = [[] for _ in self.steps]
+        for number, needed in enumerate(self.before):
+            for other in needed:
+                after[other].append(number)
+        ready = [n for n, needed in enumerate(missing) if not needed]
+        order: list[int] = []
+        while ready:
+            number = min(ready, key=lambda n: (key(n, unread), n))
+            ready.remove(number)
+            order.append(number)
+            for value in self.steps[number].region.inputs:
+                unread[self.root(value)[0]].discard(number)
+            for other in after[number]:
+                missing[other].discard(number)
+                if not missing[other]:
+                    ready.append(other)
+        if len(order) < len(self.steps):
+            stuck = next(s for n, s in enumerate(self.steps) if n not in order)
+            raise CompileError(
+                f"graph {self.graph.name}: the regions around {stuck.region.nodes[0]} wait for each other"
+            )
+        return order
+
+    def _growth(self, number: int, unread: Mapping[Value, set[int]]) -> int:
+        """Bytes that the arena has to hold more of once a step has run."""
+        region = self.steps[number].region
+        made = sum(memory_bytes(v.type) for v in region.outputs if self._in_arena(v))
+        roots = {self.root(v)[0] for v in region.inputs}
+        freed = sum(
+            memory_bytes(r.type) for r in roots if self._in_arena(r) and r not in self.at_end and unread[r] == {number}
+        )
+        return made - freed
+
+    def _in_arena(self, root: Value) -> bool:
+        return root in self.maker and root not in self.claimed
+
+    def _lifetimes(self, order: list[int]) -> tuple[dict[str, Lifetime], dict[Value, str]]:
+        """When each buffer of the arena is in use, by its name, and which buffer each value lies in."""
+        time = {number: t for t, number in enumerate(order)}
+        end = len(order)
+        lives: dict[str, Lifetime] = {}
+        buffers: dict[Value, str] = {}
+        for number in order:
+            step, now = self.steps[number], time[number]
+            if step.workspace_bytes:
+                lives[workspace_name(number)] = Lifetime(step.workspace_bytes, now, now)
+            for root in step.region.outputs:
+                if not self._in_arena(root) or self.maker[root] != number:
+                    continue
+                last = end if root in self.at_end else max((time[r] for r in self.readers.get(root, ())), default=now)
+                shared = self._reusable(number, now, root, lives, buffers)
+                buffers[root] = shared or root.name
+                born = lives[shared].first if shared else now
+                lives[buffers[root]] = Lifetime(memory_bytes(root.type), born, last)
+        for copy in self.copies:
+            if copy.target.space == "arena":
+                lives[copy.target.name] = Lifetime(memory_bytes(copy.type), end, end)
+        return lives, buffers
+
+    def _reusable(
+        self, number: int, now: int, new: Value, lives: Mapping[str, Lifetime], buffers: Mapping[Value, str]
+    ) -> str | None:
+        """The buffer of an input that dies in this step and that the step may write `new` over."""
+        region = self.steps[number].region
+        for index, target in self.steps[number].in_place:
+            old = self.root(region.inputs[index])[0]
+            name = buffers.get(old)
+            if region.outputs[target] is not new or name is None or lives[name].last != now:
+                continue
+            if old not in self.at_end and same_memory(old, new) and self._may_overwrite(number, old, new):
+                return name
+        return None
+
+    def _pack(self, order: list[int]) -> Schedule:
+        lives, buffers = self._lifetimes(order)
+        packing = pack(list(lives.values()))
+        offsets = dict(zip(lives, packing.offsets, strict=True))
+        places: dict[Value, Place] = {}
+        for step in self.steps:
+            for value in (*step.region.inputs, *step.region.outputs):
+                root, elements = self.root(value)
+                base = self.claimed.get(root) or self.sources.get(root)
+                base = base or Place("arena", "", offsets[buffers[root]])
+                places[value] = Place(base.space, base.name, base.offset + elements * value.type.dtype.itemsize)
+
+        names = {root.name: name for root, name in buffers.items()}
+
+        def settled(place: Place) -> Place:
+            if place.space != "arena":
+                return place
+            return Place("arena", "", offsets[names.get(place.name, place.name)] + place.offset)
+
+        copies = tuple(Copy(settled(c.source), settled(c.target), c.type) for c in self.copies)
+        steps = tuple(self.steps[n] for n in order)
+        workspaces = tuple(offsets.get(workspace_name(n), 0) for n in order)
+        return Schedule(
+            self.graph, steps, places, workspaces, copies, packing.nbytes, lower_bound(list(lives.values()))
+        )
+
+
+def memory_bytes(type: TensorType) -> int:
+    """Bytes from the first element to the end of the last, gaps included."""
+    return type.extent * type.dtype.itemsize
+
+
+def same_memory(a: Value, b: Value) -> bool:
+    """Whether two dense values have their elements at the same places, so that one may be written over the other."""
+    return a.type.is_dense and (a.type.shape, a.type.layout, a.type.dtype.itemsize) == (
+        b.type.shape,
+        b.type.layout,
+        b.type.dtype.itemsize,
+    )
+
+
+def workspace_name(number: int) -> str:
+    """A name for a step's workspace that no value has."""
+    return f"workspace of step {number}"
