@@ -49,12 +49,12 @@ class Rewritten:
 class Rule:
     """Where `pattern` fits and `where` has no objection, the root's result becomes what `build` makes.
 
-    `does` completes the sentence "the user's nodes: ...".  `build` may give an existing value.  `fits` narrows the
-    pattern without a word; an objection of `where` is a near miss, and reported.
+    `does` completes the sentence "the user's nodes: ...", or gives the whole of it.  `build` may give an existing
+    value.  `fits` narrows the pattern without a word; an objection of `where` is a near miss, and reported.
     """
 
     name: str
-    does: str
+    does: str | Callable[[Match], str]
     pattern: Is | OneOf
     build: Callable[[Emitter, Match], Value]
     fits: Callable[[Match], bool] | None = None
@@ -95,11 +95,15 @@ def rewrite(graph: Graph, rules: Sequence[Rule]) -> Rewritten:
         if not done:
             return Rewritten(graph, tuple(changes), refusals)
         graph = apply(graph, done)
-        changes += (f"{', '.join(found.origins)}: {rule.does}" for rule, found in reversed(done.values()))
+        changes += (sentence(rule, found) for rule, found in reversed(done.values()))
         busy = ", ".join(dict.fromkeys(rule.name for rule, _ in done.values()))
     raise CompileError(
         f"graph {graph.name}: the rules {busy} still change it after {SWEEPS} sweeps; they undo each other"
     )
+
+
+def sentence(rule: Rule, found: Match) -> str:
+    return f"{', '.join(found.origins)}: {rule.does}" if isinstance(rule.does, str) else rule.does(found)
 
 
 class Index:

@@ -1,0 +1,293 @@
+"""Batch norms and constant products behind a linear op, moved into its weights; batch norms as one multiply-add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from graphdnn.answer import Code, Decline
+from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
+from graphdnn.ir.op import Op
+from graphdnn.ir.ops.linear import Conv, MatMul
+from graphdnn.ir.ops.movement import Reshape
+from graphdnn.ir.ops.norm import BatchNorm
+from graphdnn.ir.ops.pointwise import Bias, Cast, Pointwise
+from graphdnn.ir.ops.transposed import ConvTranspose
+from graphdnn.ir.types import DType, TensorType
+from graphdnn.ir.writer import Operand
+from graphdnn.passes.pattern import Is, Match, leaves_as
+from graphdnn.passes.rewrite import Emitter, Rule
+
+LINEAR = (Conv, ConvTranspose, MatMul)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A linear op and the additions of one constant a channel between it and the node that is to be folded."""
+
+    linear: Node
+    additions: tuple[Node, ...]
+
+    @property
+    def axis(self) -> int:
+        """The axis of channels of the linear op's result."""
+        return self.linear.result.type.rank - 1 if isinstance(self.linear.op, MatMul) else 1
+
+
+def chain_below(value: Value, graph: Graph) -> Chain | None:
+    """What makes `value`, if that is a linear op followed by constant additions to its channels."""
+    additions: list[Node] = []
+    node = graph.producer.get(value)
+    while node is not None and not isinstance(node.op, LINEAR):
+        if not (isinstance(node.op, Bias) or node.op == Pointwise(fn="add")):
+            return None
+        additions.append(node)
+        node = graph.producer.get(tensor_and_constant(node, graph)[0])
+    if node is None:
+        return None
+    found = Chain(node, tuple(reversed(additions)))
+    return found if all(per_channel(n, found.axis, graph) for n in additions) else None
+
+
+def tensor_and_constant(node: Node, graph: Graph) -> tuple[Value, Value]:
+    """The two operands, a constant one second."""
+    first, second = node.operands
+    swapped = is_constant(first, graph) and not isinstance(node.op, Bias)
+    return (second, first) if swapped else (first, second)
+
+
+def per_channel(node: Node, axis: int, graph: Graph) -> bool:
+    """Whether one operand is a constant with one entry for each channel of the other, and keeps its type."""
+    tensor, other = tensor_and_constant(node, graph)
+    x, result = tensor.type, node.result.type
+    if (x.shape, x.dtype) != (result.shape, result.dtype) or not is_constant(other, graph):
+        return False
+    shape = aligned(node, other, x.rank)
+    return all(n == 1 or a == axis for a, n in enumerate(shape))
+
+
+def aligned(node: Node, other: Value, rank: int) -> tuple[int, ...]:
+    if isinstance(node.op, Bias):
+        return node.op.aligned(1, other.type.shape, rank)
+    return (1,) * (rank - other.type.rank) + other.type.shape
+
+
+def is_constant(value: Value, graph: Graph) -> bool:
+    return value.literal is not None or graph.constants.get(value.name) is value
+
+
+def stays_inside(chain: Chain, root: Node, graph: Graph) -> Decline | None:
+    """Declines where something else reads the linear op's result, or what is added to it on the way."""
+    path = (chain.linear, *chain.additions, root)
+    for node, reader in pairwise(path):
+        value = node.result
+        if value in graph.escaping:
+            return Decline(Code.ESCAPE, f"{value} is needed as it is: it {leaves_as(graph, value)}")
+        for user in graph.users[value]:
+            if user is not reader:
+                return Decline(Code.ESCAPE, f"{value} is needed as it is, by {user}")
+    return None
+
+
+def weights_of(chain: Chain, graph: Graph) -> Decline | None:
+    """Declines weights that are not known when the graph is compiled, or have another place than w."""
+    w = chain.linear.operands[1]
+    if not is_constant(w, graph):
+        return Decline(Code.PATTERN, f"the weights {w} of {chain.linear} are no constant")
+    if w.type.dtype != chain.linear.result.type.dtype or not w.type.dtype.is_float:
+        return Decline(
+            Code.DTYPE,
+            f"the weights {w} are {w.type.dtype} and the result is "
+            f"{chain.linear.result.type.dtype}; one float type is needed",
+        )
+    return None
+
+
+class Precomputed(Emitter):
+    """Emits constants, computed when asked for, in place of nodes on nothing but constants."""
+
+    def all(self, op: Op, /, *operands: Operand) -> tuple[Value, ...]:
+        now = tuple(self.rewriter[v] if isinstance(v, Value) else v for v in operands)
+        types = tuple(self.operand_type(v, now) for v in now)
+        inferred = op.infer(*types)
+        return self.computed(op, now, types, inferred) or super().all(op, *now)
+
+    def rounded(self, op: Op, result: TensorType, /, *operands: Value) -> Value:
+        """`op` on constants in its precision, rounded once to the type `result`."""
+        now = tuple(self.rewriter[v] for v in operands)
+        made = self.computed(op, now, tuple(v.type for v in now), (result,))
+        assert made is not None
+        return made[0]
+
+    def operand_type(self, operand: Operand, operands: tuple[Operand, ...]) -> TensorType:
+        if isinstance(operand, Value):
+            return operand.type
+        return TensorType((), next(v.type.dtype for v in operands if isinstance(v, Value)))
+
+    def computed(
+        self, op: Op, operands: tuple[Operand, ...], types: tuple[TensorType, ...], results: tuple[TensorType, ...]
+    ) -> tuple[Value, ...] | None:
+        """Constants for the results; None where an operand is no constant."""
+        parts: list[Payload | float] = []
+        writer = self.rewriter.writer
+        for operand in operands:
+            if not isinstance(operand, Value):
+                parts.append(operand)
+            elif writer.constants.get(operand.name) is operand:
+                parts.append(writer.payloads[operand.name])
+            else:
+                return None
+        computes = (Compute(op, tuple(parts), types, index) for index in range(len(results)))
+        return tuple(
+            self.rewriter.constant(Payload(t, compute=c), stem=self.origins[0])
+            for t, c in zip(results, computes, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Affine:
+    """y = x * scale + shift with one entry a channel (or one for all), in the type that arithmetic is done in."""
+
+    scale: Value
+    shift: Value | None
+
+
+def vector(make: Emitter, value: Value, dtype: DType) -> Value:
+    """A constant of one entry a channel as such a vector, in `dtype`."""
+    flat = value if value.type.rank == 1 else make(Reshape(shape=(value.type.size,)), value)
+    return flat if flat.type.dtype == dtype else make(Cast(dtype=dtype.name), flat)
+
+
+def batch_norm_affine(make: Emitter, node: Node) -> Affine:
+    """scale / sqrt(var + eps), and bias - mean times that."""
+    assert isinstance(node.op, BatchNorm)
+    wide = node.operands[0].type.dtype.compute
+    mean, var, scale, bias = (vector(make, v, wide) for v in node.operands[1:])
+    inverse = make(Pointwise(fn="rsqrt"), make(Pointwise(fn="add"), var, node.op.eps))
+    factor = make(Pointwise(fn="mul"), scale, inverse)
+    return Affine(factor, make(Pointwise(fn="sub"), bias, make(Pointwise(fn="mul"), mean, factor)))
+
+
+def into_weights(make: Emitter, found: Match, chain: Chain, affine: Affine) -> Value:
+    """The linear op with scaled weights, and one bias for all that was added behind it."""
+    linear, root = chain.linear, found.root
+    weights = Precomputed(make.rewriter, (*linear.origins, *root.origins))
+    w = scaled_weights(weights, chain, affine.scale)
+    y = Emitter(make.rewriter, weights.origins)(linear.op, linear.operands[0], w)
+    shifts = Precomputed(make.rewriter, (*(o for n in chain.additions for o in n.origins), *root.origins))
+    shift = affine.shift
+    for node in chain.additions:
+        added = constant_vector(shifts, tensor_and_constant(node, found.graph)[1], affine.scale.type.dtype)
+        moved = shifts(Pointwise(fn="mul"), added, affine.scale)
+        shift = moved if shift is None else shifts(Pointwise(fn="add"), shift, moved)
+    if shift is None:
+        return y
+    return shifts(Bias(axis=chain.axis), y, vector(shifts, shift, y.type.dtype))
+
+
+def constant_vector(make: Emitter, value: Value, dtype: DType) -> Value:
+    if value.literal is None:
+        return vector(make, value, dtype)
+    return make.constant(Payload(TensorType((1,), dtype), np.full(1, value.literal, dtype.numpy)))
+
+
+def scaled_weights(make: Precomputed, chain: Chain, scale: Value) -> Value:
+    """w times the scale of the channel that it makes, rounded once to its type."""
+    op, w = chain.linear.op, chain.linear.operands[1]
+    shape = w.type.shape
+    count = scale.type.size
+    if isinstance(op, ConvTranspose) and op.groups > 1 and count > 1:
+        split = TensorType((op.groups, shape[0] // op.groups, *shape[1:]), w.type.dtype)
+        column = make(Reshape(shape=(op.groups, 1, shape[1], *(1,) * (len(shape) - 2))), scale)
+        product = make.rounded(Pointwise(fn="mul"), split, make(Reshape(shape=split.shape), w), column)
+        return make(Reshape(shape=shape), product)
+    axis = {Conv: 0, ConvTranspose: 1}.get(type(op), len(shape) - 1)
+    column = make(Reshape(shape=tuple(count if a == axis else 1 for a in range(len(shape)))), scale)
+    return make.rounded(Pointwise(fn="mul"), TensorType(shape, w.type.dtype), w, column)
+
+
+def has_linear(found: Match) -> bool:
+    """Whether a batch norm stands behind a linear op whose channels are its own."""
+    chain = chain_below(found.root.operands[0], found.graph)
+    return chain is not None and chain.axis == 1
+
+
+def chain_of(found: Match) -> Chain:
+    tensor = found.root.operands[0]
+    if isinstance(found.root.op, Pointwise):
+        tensor, _ = tensor_and_constant(found.root, found.graph)
+    chain = chain_below(tensor, found.graph)
+    assert chain is not None
+    return chain
+
+
+def batch_norm_is_known(found: Match) -> Decline | None:
+    chain = chain_of(found)
+    names = found.root.op.operand_names
+    for name, value in zip(names[1:], found.root.operands[1:], strict=True):
+        if not is_constant(value, found.graph):
+            return Decline(Code.PATTERN, f"the {name} {value} of {found.root} is no constant")
+    return weights_of(chain, found.graph) or stays_inside(chain, found.root, found.graph)
+
+
+def fold_batch_norm(make: Emitter, found: Match) -> Value:
+    chain = chain_of(found)
+    affine = batch_norm_affine(Precomputed(make.rewriter, found.root.origins), found.root)
+    return into_weights(make, found, chain, affine)
+
+
+def says_folded(found: Match) -> str:
+    linear = ", ".join(chain_of(found).linear.origins)
+    return f"{linear}: {found.root.op} {', '.join(found.root.origins)} folded into its weights"
+
+
+def scales_channels(found: Match) -> bool:
+    """Whether a product has a constant factor for each channel of a linear op that nothing else reads."""
+    node, graph = found.root, found.graph
+    chain = chain_below(tensor_and_constant(node, graph)[0], graph)
+    if chain is None or not per_channel(node, chain.axis, graph):
+        return False
+    return weights_of(chain, graph) is None and stays_inside(chain, node, graph) is None
+
+
+def fold_product(make: Emitter, found: Match) -> Value:
+    factor = tensor_and_constant(found.root, found.graph)[1]
+    wide = found.root.result.type.dtype.compute
+    scale = constant_vector(Precomputed(make.rewriter, found.root.origins), factor, wide)
+    return into_weights(make, found, chain_of(found), Affine(scale, None))
+
+
+def multiply_add(make: Emitter, found: Match) -> Value:
+    """x * scale + shift, the factors computed apart, the result rounded once."""
+    node = found.root
+    small = Precomputed(make.rewriter, node.origins)
+    affine = batch_norm_affine(small, node)
+    assert affine.shift is not None
+    x = node.operands[0]
+    shape = tuple(n if a == 1 else 1 for a, n in enumerate(x.type.shape))
+    y = make(Pointwise(fn="mul"), x, small(Reshape(shape=shape), affine.scale))
+    y = make(Bias(axis=1), y, affine.shift)
+    return y if y.type.dtype == x.type.dtype else make(Cast(dtype=x.type.dtype.name), y)
+
+
+INTO_WEIGHTS = (
+    Rule(
+        "batch norm into weights",
+        says_folded,
+        Is(BatchNorm),
+        fold_batch_norm,
+        fits=has_linear,
+        where=batch_norm_is_known,
+    ),
+    Rule(
+        "product into weights",
+        says_folded,
+        Is(Pointwise, where=lambda n: n.op.label == "mul"),
+        fold_product,
+        fits=scales_channels,
+    ),
+)
+
+MULTIPLY_ADD = (Rule("batch norm as multiply-add", "one multiply-add for each channel", Is(BatchNorm), multiply_add),)
