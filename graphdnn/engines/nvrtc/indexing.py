@@ -96,6 +96,8 @@ def offset_terms(strides: Sequence[int], names: Sequence[str]) -> str:
 
 def split_index(flat: str, extents: Sequence[int], names: Sequence[str], kind: str) -> list[str]:
     """Statements that take a flat index apart into one index a dimension; divisions are by literals."""
+    if not extents:
+        return []
     lines: list[str] = []
     rest = flat
     for axis in reversed(range(1, len(extents))):

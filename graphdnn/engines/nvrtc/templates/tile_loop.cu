@@ -1,25 +1,3 @@
-    alignas(16) __shared__ Acc shared_a[2][BK][BM + PAD];
-    alignas(16) __shared__ Acc shared_b[2][BK][BN + PAD];
-    const int thread = threadIdx.x;
-    const int thread_m = thread / (BN / TN), thread_n = thread % (BN / TN);
-    const int first_m = tile_m * BM, first_n = tile_n * BN;
-    const bool wide_a = aligned(VA * (int)sizeof(TA), a), wide_b = aligned(VB * (int)sizeof(TB), b);
-    Pack<TA, VA> next_a[A_GROUPS];
-    Pack<TB, VB> next_b[B_GROUPS];
-    Acc sum[TM][TN];
-    _Pragma("unroll") for (int i = 0; i < TM; ++i) {
-        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] = (Acc)0;
-    }
-    auto fetch = [&](int k0) {
-        _Pragma("unroll") for (int g = 0; g < A_GROUPS; ++g) {
-            const int e = g * THREADS + thread, m = first_m + TileA::across(e), k = k0 + TileA::k(e);
-            next_a[g] = TileA::fetch(a, (Index)m * A_M + (Index)k * A_K, A_ALONG_K ? A_K : A_M, m < M && k < K, wide_a);
-        }
-        _Pragma("unroll") for (int g = 0; g < B_GROUPS; ++g) {
-            const int e = g * THREADS + thread, n = first_n + TileB::across(e), k = k0 + TileB::k(e);
-            next_b[g] = TileB::fetch(b, (Index)n * B_N + (Index)k * B_K, B_ALONG_K ? B_K : B_N, n < N && k < K, wide_b);
-        }
-    };
     auto keep = [&](int half) {
         _Pragma("unroll") for (int g = 0; g < A_GROUPS; ++g) TileA::keep(shared_a[half], g * THREADS + thread, next_a[g]);
         _Pragma("unroll") for (int g = 0; g < B_GROUPS; ++g) TileB::keep(shared_b[half], g * THREADS + thread, next_b[g]);

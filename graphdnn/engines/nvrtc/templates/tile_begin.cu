@@ -1,0 +1,12 @@
+    alignas(16) __shared__ Acc shared_a[2][BK][BM + PAD];
+    alignas(16) __shared__ Acc shared_b[2][BK][BN + PAD];
+    const int thread = threadIdx.x;
+    const int thread_m = thread / (BN / TN), thread_n = thread % (BN / TN);
+    const int first_m = tile_m * BM, first_n = tile_n * BN;
+    const bool wide_a = aligned(VA * (int)sizeof(TA), a), wide_b = aligned(VB * (int)sizeof(TB), b);
+    Pack<TA, VA> next_a[A_GROUPS];
+    Pack<TB, VB> next_b[B_GROUPS];
+    Acc sum[TM][TN];
+    _Pragma("unroll") for (int i = 0; i < TM; ++i) {
+        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] = (Acc)0;
+    }

@@ -1,0 +1,155 @@
+"""Tiles of a matrix product through shared memory: which there are, what they cost, their text around the operands.
+
+Matmul and convolution share it (templates/tile.cu): they differ in where an operand's elements lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from graphdnn.engines.nvrtc.emit import prelude, storage, template
+from graphdnn.engines.nvrtc.epilogue import Epilogue
+from graphdnn.engines.nvrtc.recipe import Anchored
+from graphdnn.ir.types import DType
+from graphdnn.target import Target
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A block's tile (m, n, k), a thread's part of it (m, n), and the part of the arithmetic peak it reaches."""
+
+    block: tuple[int, int, int]
+    thread: tuple[int, int]
+    reach: float
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] // self.thread[0] * (self.block[1] // self.thread[1])
+
+
+TILINGS = (
+    Tiling((128, 128, 8), (8, 8), 0.70),
+    Tiling((64, 64, 16), (4, 4), 0.50),
+    Tiling((32, 32, 32), (2, 4), 0.25),
+    Tiling((16, 128, 16), (2, 8), 0.25),
+    Tiling((128, 8, 16), (4, 2), 0.15),
+)
+"""Largest first, then those for products with few rows or columns.  A larger tile reads each operand fewer times, a
+smaller one leaves no core without work."""
+
+PLAIN = {"float64": 0.5, "int32": 0.5, "int64": 0.1}
+"""Rate of multiply-adds outside the matrix units, as part of float32's, by the type that is accumulated in."""
+
+
+def accumulator(dtype: DType) -> str:
+    """C++ type of the sums for operands of a type; integers wrap, which is defined without a sign only."""
+    if dtype.is_float:
+        return "double" if dtype.bits == 64 else "float"
+    return "unsigned long long" if dtype.bits == 64 else "unsigned"
+
+
+@dataclass(frozen=True)
+class Product:
+    """The extents of one batched product."""
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    dtype: DType
+
+    def blocks(self, tiling: Tiling) -> int:
+        return prod(self.batch) * -(-self.m // tiling.block[0]) * -(-self.n // tiling.block[1])
+
+
+def arithmetic_us(product: Product, tiling: Tiling, target: Target) -> float:
+    """Time of the waves of blocks; a block has its core to itself, as far as arithmetic goes."""
+    m, n, _ = tiling.block
+    sums = product.dtype.compute if product.dtype.is_float or product.dtype.bits == 64 else None
+    rate = target.rate("float32") * PLAIN.get(sums.name if sums else "int32", 1.0) * tiling.reach
+    waves = -(-product.blocks(tiling) // target.sm_count)
+    return 1e6 * waves * 2 * m * n * product.k / (rate / target.sm_count)
+
+
+def best_tiling(product: Product, target: Target) -> Tiling:
+    return min(TILINGS, key=lambda tiling: arithmetic_us(product, tiling, target))
+
+
+def dense_vector(step: int, others: tuple[int, ...], extent: int, itemsize: int, share: int) -> int:
+    """Elements of an operand that are fetched at once along an axis of stride `step`; `share` falls to each thread."""
+    width = min(16 // itemsize, 4, share)
+    while width > 1 and (step != 1 or extent % width or any(s % width for s in others)):
+        width //= 2
+    return width
+
+
+def constants(product: Product, tiling: Tiling, types: tuple[DType, DType], index: str) -> str:
+    """What templates/tile.cu expects to be declared, operands apart."""
+    (bm, bn, bk), (tm, tn) = tiling.block, tiling.thread
+    return "\n".join(
+        (
+            f"typedef {index} Index;",
+            f"typedef {accumulator(product.dtype)} Acc;",
+            f"typedef {storage(types[0])} TA;\ntypedef {storage(types[1])} TB;",
+            f"constexpr int M = {product.m}, N = {product.n}, K = {product.k};",
+            f"constexpr int BM = {bm}, BN = {bn}, BK = {bk}, TM = {tm}, TN = {tn};",
+        )
+    )
+
+
+def sum_as_result(parts: Anchored) -> str:
+    """The sum that belongs to element j of a group, as a register value of the result's type."""
+    dtype = parts.anchor.result.type.dtype
+    return "sum[i][j0 + j]" if dtype.is_float else f"({storage(dtype)})sum[i][j0 + j]"
+
+
+def each_sum(
+    epilogue: Epilogue,
+    names: Sequence[str],
+    axis: int,
+    tiling: Tiling,
+    place_m: Sequence[str],
+    place_n: Sequence[str],
+    extra: str = "",
+) -> list[str]:
+    """Statements that take a thread's sums through the epilogue, in groups of neighbours along `axis`, the product's n.
+
+    `place_m` and `place_n` declare the index variables `names` from `m` and `n`; `extra` is a further condition for
+    a group to start at a multiple of its width.
+    """
+    width = min(4, tiling.thread[1])
+    return [
+        epilogue.condition(axis, width),
+        f'_Pragma("unroll") for (int i = 0; i < {tiling.thread[0]}; ++i) {{',
+        "const Index m = first_m + row_of(thread_m, i);",
+        "if (m < M) {",
+        *place_m,
+        f'_Pragma("unroll") for (int j0 = 0; j0 < {tiling.thread[1]}; j0 += {width}) {{',
+        "const Index n = first_n + column_of(thread_n, j0);",
+        "if (n < N) {",
+        *place_n,
+        f"const bool whole = n + {width} <= N{extra};",
+        f"const int count = n + {width} <= N ? {width} : (int)(N - n);",
+        *epilogue.text(names, axis, width),
+        "}\n}\n}\n}",
+    ]
+
+
+def tiled_kernel(head: Sequence[str], signature: str, place: Sequence[str], fetch: str, tail: Sequence[str]) -> str:
+    """A whole kernel: `head` declares constants, `place` the tile and the operands, `fetch` how groups are read."""
+    return "\n".join(
+        (
+            prelude(),
+            *head,
+            template("tile.cu"),
+            signature,
+            *place,
+            template("tile_begin.cu"),
+            template(fetch),
+            template("tile_loop.cu"),
+            *tail,
+            "}\n",
+        )
+    )
