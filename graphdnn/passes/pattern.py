@@ -164,12 +164,18 @@ def matches(pattern: Pattern, root: Node, graph: Graph) -> Iterator[Match]:
 
 def match(pattern: Pattern, root: Node, graph: Graph) -> Match | Decline:
     """The first match at `root` that swallows nothing, or a Decline that says why there is none."""
-    declined: Decline | None = None
+    declined = Decline(Code.PATTERN, f"{root} is not made as the pattern says")
     for found in matches(pattern, root, graph):
         if found.escape is None:
             return found
-        declined = declined or found.escape
-    return declined or Decline(Code.PATTERN, f"{root} is not made as the pattern says")
+        if declined.code == Code.PATTERN:
+            declined = found.escape
+    return declined
+
+
+def first_decline(*checks: Decline | None) -> Decline | None:
+    """The first objection; `or` would pass over it, since a Decline is falsy."""
+    return next((check for check in checks if check is not None), None)
 
 
 def leaves_as(graph: Graph, value: Value) -> str:

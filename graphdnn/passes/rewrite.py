@@ -152,7 +152,9 @@ def first_legal(rule: Rule, node: Node, graph: Graph) -> Match | Refusal | None:
     for found in matches(rule.pattern, node, graph):
         if rule.fits is not None and not rule.fits(found):
             continue
-        decline = found.escape or (rule.where(found) if rule.where is not None else None)
+        decline = found.escape
+        if decline is None and rule.where is not None:
+            decline = rule.where(found)
         if decline is None:
             return found
         refusal = refusal or Refusal(rule.name, found.origins, decline.reason)

@@ -19,7 +19,7 @@ from graphdnn.ir.ops.movement import Expand, Reshape, Transpose
 from graphdnn.ir.ops.pointwise import Cast, Pointwise
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array
-from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, fn, number_of, one_of
+from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, first_decline, fn, number_of, one_of
 from graphdnn.passes.rewrite import Emitter, Rule
 from graphdnn.passes.rules.pointwise import is_exact_widening
 
@@ -53,11 +53,8 @@ WEIGHTS = one_of(Is(Cast, (SOFTMAX,), lambda node: node.result.type.dtype.is_flo
 
 def is_attention(found: Match) -> Decline | None:
     """Whether types, shapes and the mask are such that attention's equation is the very same function."""
-    for check in (has_right_axes, has_one_type, has_fitting_extras, hides_what_it_masks):
-        decline = check(found)
-        if decline is not None:
-            return decline
-    return None
+    checks = (has_right_axes, has_one_type, has_fitting_extras, hides_what_it_masks)
+    return first_decline(*(check(found) for check in checks))
 
 
 def has_right_axes(found: Match) -> Decline | None:

@@ -17,7 +17,7 @@ from graphdnn.ir.ops.pointwise import Bias, Cast, Pointwise
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.types import DType, TensorType
 from graphdnn.ir.writer import Operand
-from graphdnn.passes.pattern import Is, Match, leaves_as
+from graphdnn.passes.pattern import Is, Match, first_decline, leaves_as
 from graphdnn.passes.rewrite import Emitter, Rule
 
 LINEAR = (Conv, ConvTranspose, MatMul)
@@ -229,7 +229,7 @@ def batch_norm_is_known(found: Match) -> Decline | None:
     for name, value in zip(names[1:], found.root.operands[1:], strict=True):
         if not is_constant(value, found.graph):
             return Decline(Code.PATTERN, f"the {name} {value} of {found.root} is no constant")
-    return weights_of(chain, found.graph) or stays_inside(chain, found.root, found.graph)
+    return first_decline(weights_of(chain, found.graph), stays_inside(chain, found.root, found.graph))
 
 
 def fold_batch_norm(make: Emitter, found: Match) -> Value:
@@ -239,8 +239,9 @@ def fold_batch_norm(make: Emitter, found: Match) -> Value:
 
 
 def says_folded(found: Match) -> str:
-    linear = ", ".join(chain_of(found).linear.origins)
-    return f"{linear}: {found.root.op} {', '.join(found.root.origins)} folded into its weights"
+    linear, what = ", ".join(chain_of(found).linear.origins), ", ".join(found.root.origins)
+    kind = "batch norm" if isinstance(found.root.op, BatchNorm) else "product"
+    return f"{linear}: {kind} {what} folded into its weights"
 
 
 def scales_channels(found: Match) -> bool:

@@ -13,7 +13,7 @@ from graphdnn.ir.ops.norm import LayerNorm, RmsNorm
 from graphdnn.ir.ops.pointwise import Cast
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
-from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, fn, is_number, one_of
+from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, first_decline, fn, is_number, one_of
 from graphdnn.passes.rewrite import Emitter, Rule
 from graphdnn.passes.rules.pointwise import x_is_whole
 from graphdnn.passes.rules.softmax import is_kept, reduced_axes, reduction
@@ -56,7 +56,7 @@ def is_layer_norm(found: Match) -> Decline | None:
     mean, power = reduced_axes(found, "mean"), reduced_axes(found, "power")
     if mean != power:
         return Decline(Code.ATTRIBUTE, f"the mean is over axes {mean} and the variance over axes {power}")
-    return is_kept(found, "mean", found["x"].type.shape) or is_over_last_axes(found)
+    return first_decline(is_kept(found, "mean", found["x"].type.shape), is_over_last_axes(found))
 
 
 def layer_norm(make: Emitter, found: Match) -> Value:

@@ -6,7 +6,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.reduction import Reduce, reduced_shape
 from graphdnn.ir.ops.softmax import Softmax
-from graphdnn.passes.pattern import Is, Match, OneOf, Pattern, Var, fn, one_of
+from graphdnn.passes.pattern import Is, Match, OneOf, Pattern, Var, first_decline, fn, one_of
 from graphdnn.passes.rewrite import Emitter, Rule
 from graphdnn.passes.rules.movement import RESHAPES
 from graphdnn.passes.rules.pointwise import x_is_whole
@@ -44,7 +44,7 @@ def is_softmax(found: Match) -> Decline | None:
     if "peak" in found and reduced_axes(found, "peak") != axes:
         other = reduced_axes(found, "peak")
         return Decline(Code.ATTRIBUTE, f"the maximum is over axes {other} and the sum over axes {axes}")
-    return (is_kept(found, "peak", shape) if "peak" in found else None) or is_kept(found, "total", shape)
+    return first_decline(*(is_kept(found, name, shape) for name in ("peak", "total") if name in found))
 
 
 def softmax(make: Emitter, found: Match) -> Value:
