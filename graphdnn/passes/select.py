@@ -172,7 +172,7 @@ def branch_order(graph: Graph) -> list[Node]:
 class Bid(NamedTuple):
     """An offer as the search sees it: bit sets over the component's nodes, cost and least share of it in ticks."""
 
-    index: int
+    offer: int
     mask: int
     above: int
     below: int
@@ -195,16 +195,16 @@ class Choice(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """A partial cover: `ticks` and `count` so far, the choices, and the least that the rest can cost."""
+    """A partial cover: `ticks` and `regions` so far, the choices, and the least that the rest can cost."""
 
     ticks: int
-    count: int
+    regions: int
     last: Choice | None
     rest: int
 
     @property
     def rank(self) -> tuple[int, int]:
-        return (self.ticks + self.rest, self.count)
+        return (self.ticks + self.rest, self.regions)
 
 
 class Solution(NamedTuple):
@@ -305,7 +305,7 @@ class Problem:
                 return 0
             spans = longer
         bucket = todo[self.first_uncovered(covered)]
-        new = Partial(cost, partial.count + 1, Choice(partial.last, bid.index), rest)
+        new = Partial(cost, partial.regions + 1, Choice(partial.last, bid.offer), rest)
         old = bucket.get((covered, spans))
         if old is None or new.rank < old.rank:
             bucket[covered, spans] = new
