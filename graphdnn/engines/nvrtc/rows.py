@@ -1,0 +1,77 @@
+"""Row-wise regions: softmax, norms and reductions over any axes, with pointwise work before, between and behind.
+
+One kernel a region as a rule; a kernel a phase where few long rows are shared between blocks.
+"""
+
+from __future__ import annotations
+
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.nvrtc.recipe import Family, Recipe
+from graphdnn.engines.nvrtc.rows_layout import Layout, plan
+from graphdnn.engines.nvrtc.rows_phases import phases
+from graphdnn.engines.nvrtc.rows_program import Program, program
+from graphdnn.engines.nvrtc.rows_source import recipe
+from graphdnn.ir.ops.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RmsNorm
+from graphdnn.ir.ops.reduction import Reduce
+from graphdnn.ir.ops.softmax import Softmax
+from graphdnn.ir.region import Region
+from graphdnn.target import Target
+
+ANCHORS = (Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, BatchNorm, Reduce)
+
+STREAMING = Efficiency(bandwidth=0.88)
+NARROW = Efficiency(bandwidth=0.5)
+SCATTERED = Efficiency(bandwidth=0.15)
+"""Fractions of the bandwidth that is there: with vectors of 8 bytes or more, with single elements, and where
+neighbouring threads read elements that lie apart."""
+
+CACHED_REREAD = 0.4
+"""What reading a row again costs against the first time; it comes from the L2 cache as a rule."""
+
+MOST_TERMS = 400
+
+
+def takes(region: Region) -> Decline | None:
+    found = program(region)
+    if isinstance(found, Decline):
+        return found
+    if len(found.terms) > MOST_TERMS:
+        return Decline(Code.SIZE, f"{region.pattern} is {len(found.terms)} steps; a row kernel takes {MOST_TERMS}")
+    return None
+
+
+def planned(region: Region, target: Target) -> tuple[Program, Layout]:
+    found = program(region)
+    assert not isinstance(found, Decline)
+    return found, plan(found, target)
+
+
+def name(layout: Layout) -> str:
+    """What the report calls the kernel: who folds a row, and how wide its vectors are."""
+    if layout.across:
+        return f"columns_{layout.lanes}x{layout.members}_x{layout.width}"
+    return f"rows_{'warp' if layout.members <= 32 else 'block'}{layout.members}_x{layout.width}"
+
+
+def generate(region: Region, target: Target) -> Recipe:
+    found, layout = planned(region, target)
+    return recipe(region, found, layout, name(layout))
+
+
+def estimate(region: Region, target: Target) -> float:
+    found, layout = planned(region, target)
+    walks = sum(w.is_walk for w in phases(found, layout.kept > 0))
+    again = 0 if layout.kept else int(CACHED_REREAD * max(walks - 1, 0) * region.read_bytes)
+    itemsize = max((t.dtype.itemsize for t in found.loads if t.varies), default=4)
+    reach = STREAMING if layout.width * itemsize >= 8 else NARROW
+    return roofline_us(
+        region,
+        target,
+        efficiency=reach if layout.coalesced else SCATTERED,
+        kernels=1 if layout.splits == 1 else found.phases + 1,
+        extra_bytes=again,
+    )
+
+
+FAMILY = Family("rows", ANCHORS, takes, generate, estimate)

@@ -1,0 +1,214 @@
+"""How the threads of a row kernel share out rows and elements: vectors, members, caching, splitting.
+
+Two cases.  Rows that lie along memory: a vector is a piece of one row, and a warp, part of one, or a block folds it.
+Rows that lie across memory (channels-last spatial means, column sums): a vector is neighbouring rows at one element,
+and threads that stand above one another in the block share out the elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered
+from graphdnn.engines.nvrtc.rows_phases import kept_bytes, phases
+from graphdnn.engines.nvrtc.rows_program import Output, Program, Term
+from graphdnn.ir.types import DType
+from graphdnn.target import Target
+
+Access = Term | Output
+BLOCK = 256
+MOST_THREADS = 1024
+KEPT_BYTES = 160
+"""What a thread may keep of its row in registers, so that two blocks of 1024 threads or more fit a core."""
+ELEMENTS = 16
+"""Elements that a thread takes of a row that one block folds: enough loads in flight, few enough registers."""
+WARP_ELEMENTS = 32
+"""The same where one warp folds a row: more, since it waits for nobody."""
+SPLIT_BYTES = 128 * 1024
+"""Least bytes of a block's rows that are worth a second kernel; one core reads them in some 2 us."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The whole shape of a row kernel.
+
+    `rows` and `cols` are extents, outermost first, of which row and which element; `strides` gives for each access its
+    strides along both.  `across`: whether the vectors of `width` lie across rows.  `members` threads share a row (or a
+    vector of rows), `lanes` rows (or vectors of them) share a block.  `kept` vectors a member stay in registers; 0: the
+    row is read again in each phase.  `splits` blocks share a row.
+    """
+
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    strides: dict[Access, tuple[tuple[int, ...], tuple[int, ...]]]
+    across: bool
+    width: int
+    members: int
+    lanes: int
+    kept: int
+    splits: int
+    fits_int: bool
+    coalesced: bool
+
+    @property
+    def row_vectors(self) -> int:
+        """What a block's lanes count: rows, or vectors of rows."""
+        return prod(self.rows) // (self.width if self.across else 1)
+
+    @property
+    def vectors(self) -> int:
+        """What the members of a row count."""
+        return prod(self.cols) // (1 if self.across else self.width)
+
+    @property
+    def threads(self) -> int:
+        return self.members * self.lanes
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.row_vectors // self.lanes)
+
+    @property
+    def share(self) -> int:
+        """Vectors of a row that one block takes."""
+        return -(-self.vectors // self.splits)
+
+
+def accesses(program: Program) -> list[Access]:
+    """Everything that the kernel reads or writes, loads first."""
+    return [*program.loads, *program.outputs]
+
+
+def element(access: Access) -> DType:
+    """Type of an access's elements in memory."""
+    assert access.value is not None
+    return access.value.type.dtype
+
+
+def leading(program: Program) -> int:
+    """The access that decides the order: the largest that varies along the row."""
+
+    def weight(index: int) -> tuple[bool, int, bool]:
+        access = every[index]
+        assert access.value is not None
+        return (access.varies, access.value.type.nbytes, isinstance(access, Term))
+
+    every = accesses(program)
+    return max(range(len(every)), key=weight)
+
+
+def spaces(program: Program, leader: int) -> tuple[Space, Space]:
+    """Rows and columns as walks of their own, each in the leader's order with as few dimensions as possible."""
+
+    def part(axes: tuple[int, ...]) -> Space:
+        extents = tuple(program.extents[a] for a in axes)
+        strides = tuple(tuple(x.strides[a] for a in axes) for x in accesses(program))
+        return collapsed(ordered(Space(extents, strides), leader))
+
+    others = tuple(a for a in range(len(program.extents)) if a not in program.along)
+    return part(others), part(program.along)
+
+
+def vector_width(walked: Space, other: Space, itemsizes: list[int], most: int) -> int:
+    """Elements of a vector along the last dimension of `walked`: every access that is dense there stays aligned."""
+    moving = [i for i, a in enumerate(walked.accesses) if a[-1] == 1]
+    if not moving:
+        return 1
+    width = min(most, max(1, 16 // min(itemsizes[i] for i in moving)))
+
+    def fits(width: int) -> bool:
+        outer = (s for i in moving for s in (*walked.accesses[i][:-1], *other.accesses[i]))
+        return walked.extents[-1] % width == 0 and all(s % width == 0 for s in outer)
+
+    while width > 1 and not fits(width):
+        width //= 2
+    return width
+
+
+def power_above(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def plan(program: Program, target: Target) -> Layout:
+    """Decides the layout.  Cheap, and the same for equal programs."""
+    leader = leading(program)
+    rows, cols = spaces(program, leader)
+    across = cols.accesses[leader][-1] != 1 and rows.accesses[leader][-1] == 1
+    items = [element(x).itemsize for x in accesses(program)]
+    walked, other = (rows, cols) if across else (cols, rows)
+    most = 16 if not across and all(n == 1 for n in items) else 8
+    width = vector_width(walked, other, items, most)
+    if across:
+        while width > 2 and rows.size // width < 32 * target.sm_count:
+            width //= 2
+        members, lanes = columns_block(rows.size // width, cols.size, target)
+    else:
+        members, lanes = rows_block(rows.size, cols.size // width, width, target)
+    joined = tuple(r + c for r, c in zip(rows.accesses, cols.accesses, strict=True))
+    layout = Layout(
+        rows.extents,
+        cols.extents,
+        dict(zip(accesses(program), zip(rows.accesses, cols.accesses, strict=True), strict=True)),
+        across,
+        width,
+        members,
+        lanes,
+        0,
+        1,
+        Space((*rows.extents, *cols.extents), joined).fits_int,
+        walked.accesses[leader][-1] == 1,
+    )
+    return finished(program, layout, target)
+
+
+def rows_block(rows: int, vectors: int, width: int, target: Target) -> tuple[int, int]:
+    """Members a row and rows a block, for rows along memory."""
+    if vectors <= 32:
+        members = power_above(vectors)
+    elif vectors * width <= 32 * WARP_ELEMENTS:
+        members = 32
+    else:
+        each = -(-vectors // max(1, ELEMENTS // width))
+        members = min(MOST_THREADS, -(-each // 32) * 32)
+    while members * rows < 512 * target.sm_count and 2 * members <= min(MOST_THREADS, power_above(vectors)):
+        members *= 2
+    if members > 32:
+        return -(-members // 32) * 32, 1
+    lanes = 128 // members
+    while lanes > 1 and -(-rows // lanes) < target.sm_count:
+        lanes //= 2
+    return members, max(lanes, 32 // members)
+
+
+def columns_block(row_vectors: int, length: int, target: Target) -> tuple[int, int]:
+    """Members a vector of rows and vectors a block, for rows across memory."""
+    lanes = min(32, power_above(row_vectors))
+    members = 1
+    while lanes * members < BLOCK and 2 * members <= length and row_vectors * members < 2048 * target.sm_count:
+        members *= 2
+    while lanes * members < 128 and lanes < row_vectors:
+        lanes *= 2
+    return members, lanes
+
+
+def finished(program: Program, layout: Layout, target: Target) -> Layout:
+    """With the decision about registers and about splitting rows between blocks."""
+    splits = wanted_splits(program, layout, target)
+    if splits > 1:
+        return replace(layout, splits=splits)
+    each = -(-layout.vectors // layout.members)
+    once = sum(w.is_walk for w in phases(program, True)) < 2
+    fits = each * layout.width <= 64 and each * layout.width * kept_bytes(program) <= KEPT_BYTES
+    return replace(layout, kept=each if fits and not once else 0)
+
+
+def wanted_splits(program: Program, layout: Layout, target: Target) -> int:
+    """Blocks to a row: more than one where few long rows would leave most cores idle."""
+    moved = sum(t.dtype.itemsize for t in program.loads if t.varies) * program.length * layout.lanes
+    moved *= layout.width if layout.across else 1
+    rounds = layout.vectors // (4 * layout.members)
+    if 2 * layout.blocks > target.sm_count or rounds < 2 or moved < SPLIT_BYTES:
+        return 1
+    return min(rounds, -(-2 * target.sm_count // layout.blocks), 256)
