@@ -56,8 +56,8 @@ def negative(x: Pattern) -> OneOf:
     return one_of(fn("neg", x), fn("mul", x, number("minus one")), fn("sub", Number(0.0), x))
 
 
-def halved(x: Pattern) -> OneOf:
-    return one_of(fn("mul", x, number("half")), fn("div", x, number("two")))
+def halved(x: Pattern, shared: bool = False) -> OneOf:
+    return one_of(fn("mul", x, number("half"), shared=shared), fn("div", x, number("two"), shared=shared))
 
 
 def sixth(x: Pattern) -> OneOf:
@@ -73,8 +73,9 @@ def clipped(x: Pattern, low: float, high: float) -> OneOf:
     )
 
 
-SQUARE = one_of(fn("square", X), fn("mul", X, X), fn("pow", X, Number(2.0)))
-CUBE = one_of(fn("pow", X, number("three")), fn("mul", SQUARE, X))
+# What is cheap to compute from x alone may be read elsewhere too: half of x, its square and its cube.
+SQUARE = one_of(fn("square", X, shared=True), fn("mul", X, X, shared=True), fn("pow", X, Number(2.0), shared=True))
+CUBE = one_of(fn("pow", X, number("three"), shared=True), fn("mul", SQUARE, X, shared=True))
 CUBIC_FACTOR = number("cubic factor")
 CUBIC = one_of(
     fn("mul", CUBE, CUBIC_FACTOR),
@@ -98,7 +99,7 @@ def gated(step: Pattern) -> OneOf:
     """x * (1 + step) / 2, whichever product comes first."""
     gate = fn("add", step, number("one"))
     return one_of(
-        fn("mul", halved(X), gate),
+        fn("mul", halved(X, shared=True), gate),
         fn("mul", X, halved(gate)),
         halved(fn("mul", X, gate)),
         fn("mul", X, fn("add", halved(step), number("half"))),
