@@ -1,0 +1,149 @@
+"""The cublaslt engine: answers by rules, proposes the library's algorithms, builds one as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Candidate, Device, Policy, Support
+from graphdnn.engines.cublaslt.estimate import estimate
+from graphdnn.engines.cublaslt.library import REDUCTIONS, Algorithm, Library, Request, open_library
+from graphdnn.engines.cublaslt.plan import CublasLtPlan
+from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem, describe
+from graphdnn.engines.cublaslt.support import (
+    INT8_MULTIPLE,
+    compute_type,
+    machine_declines,
+    precision_words,
+    problem_declines,
+    workspace_limit,
+)
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import float32, int8
+from graphdnn.target import Target
+
+COUNT = 16
+"""Algorithms asked for; the library's order is good, and its best is rarely far down."""
+
+ACCUMULATES_IN_HALF = 0x01 << 8
+READS_LESS = (0x01 | 0x02 | 0x04) << 16
+"""Bits of cublasLtNumericalImplFlags_t: sums kept in float16; operands rounded to float16, bfloat16 or TF32."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `build` needs of a candidate."""
+
+    problem: Problem
+    compute: str
+    precision: str
+    reductions: int
+    algorithm: Algorithm
+
+
+class CublasLtEngine:
+    """Matrix products with alpha, a bias, a residual, ReLU or tanh-GELU, and a last cast."""
+
+    name = "cublaslt"
+
+    def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
+        problem = accept(region, target)
+        if isinstance(problem, Decline):
+            return problem
+        words = precision_words(problem, policy)
+        unit = "tf32" if words == "tf32" else problem.a.dtype.name
+        best = estimate(problem, region, target, unit, workspace_limit(policy))
+        return Support(best.us, words, kernels=best.kernels, workspace_bytes=best.workspace_bytes)
+
+    def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
+        problem = accept(region, device.target)
+        if isinstance(problem, Decline):
+            return problem
+        library = open_library()
+        if isinstance(library, Decline):
+            return library
+        compute = compute_type(problem, policy)
+        request = Request(workspace_limit(policy), VECTOR_BYTES, allowed_reductions(policy), COUNT)
+        found = search(library, device, problem, compute, request, policy.precision)
+        if isinstance(found, Decline):
+            return found
+        words = precision_words(problem, policy)
+        return [
+            Candidate(
+                self.name,
+                region,
+                algorithm.name,
+                algorithm.workspace_bytes,
+                words,
+                deterministic=algorithm.is_deterministic,
+                notes=(f"{algorithm.waves:.2f} waves",),
+                recipe=Recipe(problem, compute, policy.precision, request.reductions, algorithm),
+            )
+            for algorithm in found
+        ]
+
+    def build(self, candidate: Candidate, device: Device) -> CublasLtPlan | Decline:
+        recipe = candidate.recipe
+        assert isinstance(recipe, Recipe)
+        library = open_library()
+        if isinstance(library, Decline):
+            return library
+        problem, algorithm = recipe.problem, recipe.algorithm
+        # Views start anywhere, so a second algorithm stands by that asks of addresses what their type has anyway.
+        least = INT8_MULTIPLE if problem.a.dtype == int8 else 1
+        request = Request(algorithm.workspace_bytes, least, recipe.reductions, COUNT)
+        fallback = search(library, device, problem, recipe.compute, request, recipe.precision)
+        steady = [] if isinstance(fallback, Decline) else [x for x in fallback if x.is_deterministic]
+        try:
+            return CublasLtPlan(
+                library, device.target.ordinal, problem, recipe.compute, algorithm, steady[0] if steady else None
+            )
+        except library.errors as error:
+            return Decline(Code.BUILD, f"cuBLASLt could not prepare {algorithm.name}: {error}")
+
+
+def accept(region: Region, target: Target) -> Problem | Decline:
+    """The region as a product that the library takes on such a machine, or why not."""
+    problem = describe(region)
+    if isinstance(problem, Decline):
+        return problem
+    refusal = machine_declines(target)
+    if refusal is None:
+        refusal = problem_declines(problem, region, target)
+    return problem if refusal is None else refusal
+
+
+def allowed_reductions(policy: Policy) -> int:
+    """How split sums may be added up: in the compute type, which is as exact as not splitting; in the output's type
+    only where the user allows reduced precision."""
+    if policy.precision != "reduced":
+        return REDUCTIONS["COMPUTE_TYPE"]
+    every = sum(REDUCTIONS.values())
+    return every - REDUCTIONS["INPLACE"] if policy.deterministic else every
+
+
+def search(
+    library: Library, device: Device, problem: Problem, compute: str, request: Request, precision: str
+) -> list[Algorithm] | Decline:
+    """The library's algorithms that keep to the precision, best first; at least one, or the library's words."""
+    try:
+        found = library.algorithms(device.target.ordinal, problem, compute, request)
+    except library.errors as error:
+        return Decline(Code.BUILD, f"cuBLASLt has no algorithm for this product: {error}")
+    exact = [a for a in found if keeps(a, problem, precision)]
+    if not exact:
+        return Decline(
+            Code.BUILD,
+            f"cuBLASLt has no algorithm for this product: of {len(found)} none keeps to precision={precision!r}",
+        )
+    return exact
+
+
+def keeps(algorithm: Algorithm, problem: Problem, precision: str) -> bool:
+    """Whether an algorithm's own flags say that it computes no less exactly than the user asked."""
+    if precision == "reduced":
+        return True
+    if algorithm.flags & ACCUMULATES_IN_HALF:
+        return False
+    return not (precision == "ieee" and problem.a.dtype == float32 and algorithm.flags & READS_LESS)

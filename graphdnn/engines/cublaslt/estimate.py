@@ -1,0 +1,71 @@
+"""How long cuBLASLt takes, estimated from tiles, waves and bytes; calibrated on an H200 (tests hold the figures)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphdnn.engines.cublaslt.problem import Problem
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import float32
+from graphdnn.target import Target
+
+FIXED_US = 2.7
+"""Start of a kernel, first loads and the last stores: what the smallest products take beside the launch."""
+
+BANDWIDTH_REACH = 0.94
+"""Fraction of copy bandwidth that skinny products reach."""
+
+TILES: tuple[tuple[int, int, float], ...] = ((256, 128, 0.97), (128, 128, 0.87), (128, 64, 0.7), (64, 64, 0.5))
+"""Rows and columns of a block's tile and the fraction of a multiprocessor's matrix rate it reaches, largest first."""
+
+SPLITS = (1, 2, 4, 8, 16)
+"""Parts into which K may be divided; from two on a second kernel adds up the parts."""
+
+LEAST_PART = 256
+"""A part of K shorter than this gains nothing."""
+
+SPECIAL = {"gelu_tanh": 2}
+"""Special-function operations per element of an activation; they are not hidden behind the product."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Microseconds, kernels and scratch bytes of the best way found."""
+
+    us: float
+    kernels: int
+    workspace_bytes: int
+
+
+def estimate(problem: Problem, region: Region, target: Target, unit: str, limit: int) -> Estimate:
+    """The cheapest of all tiles and splits whose scratch fits into `limit` bytes.  `unit` is a key of Target.rates."""
+    return min(
+        (
+            way
+            for rows, columns, reach in TILES
+            for split in SPLITS
+            if (way := tiled(problem, region, target, unit, (rows, columns, split), reach)).workspace_bytes <= limit
+        ),
+        key=lambda way: way.us,
+    )
+
+
+def tiled(
+    problem: Problem, region: Region, target: Target, unit: str, shape: tuple[int, int, int], reach: float
+) -> Estimate:
+    """One way: tiles of rows x columns, K in `split` parts.  Too short parts are left whole."""
+    rows, columns, split = shape
+    if problem.k < split * LEAST_PART:
+        split = 1
+    blocks = -(-problem.m // rows) * -(-problem.n // columns) * problem.batch * split
+    waves = -(-blocks // target.sm_count)
+    each = 2 * rows * columns * -(-problem.k // split) / (target.rate(unit) * reach / target.sm_count)
+    moved = region.read_bytes + region.written_bytes
+    elements = problem.m * problem.n * problem.batch
+    # Parts that are written and read again mostly stay in the second-level cache, so they count once.
+    parts = split * elements * float32.itemsize if split > 1 else 0
+    memory = (moved + parts) / (target.bandwidth * BANDWIDTH_REACH)
+    special = SPECIAL.get(problem.activation, 0) * elements / target.rate("special")
+    kernels = 1 if split == 1 else 2
+    us = kernels * target.launch_us + FIXED_US + 1e6 * (max(waves * each, memory) + special)
+    return Estimate(us, kernels, parts)

@@ -1,0 +1,97 @@
+"""A built cuBLASLt plan: one call of the library a run, with descriptors made beforehand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphdnn.engines.cublaslt.library import Algorithm, Library
+from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem
+from graphdnn.engines.cublaslt.support import arithmetic_of
+from graphdnn.errors import ExecutionError
+
+
+class Operations(threading.local):
+    """Each thread's own description of the product: the bias' address lies in it and changes from call to call."""
+
+    def __init__(self, library: Library, problem: Problem, compute: str) -> None:
+        self.mine = library.operation(problem, compute, VECTOR_BYTES)
+
+
+class CublasLtPlan:
+    """One product, run by `algorithm`, or by `fallback` where an address is aligned to less than a vector load."""
+
+    def __init__(
+        self,
+        library: Library,
+        ordinal: int,
+        problem: Problem,
+        compute: str,
+        algorithm: Algorithm,
+        fallback: Algorithm | None,
+    ) -> None:
+        self.name = algorithm.name
+        self.workspace_bytes = max(algorithm.workspace_bytes, fallback.workspace_bytes if fallback else 0)
+        self.kernels = algorithm.kernels
+        self._problem = problem
+        self._handle = library.handle(ordinal)
+        self._matmul = library.bindings.matmul
+        self._errors = library.errors
+        self._operations = Operations(library, problem, compute)
+        self._layouts = library.layouts(problem)
+        self._a, self._b, self._c, self._d = (m.index for m in (problem.a, problem.b, problem.c, problem.d))
+        self._bias = None if problem.bias is None else problem.bias.index
+        scalars = arithmetic_of(problem).scalars.numpy
+        self._numbers = np.array([problem.alpha, problem.beta], scalars)
+        self._alpha = self._numbers.ctypes.data
+        self._beta = self._alpha + self._numbers.itemsize
+        self._contents = [np.frombuffer(x.content, np.uint8).copy() for x in (algorithm, fallback) if x is not None]
+        self._algorithm = self._contents[0].ctypes.data
+        self._fallback = self._contents[1].ctypes.data if fallback else 0
+
+    def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
+        """Puts the product on a stream.  Raises ExecutionError where the library refuses it."""
+        operation = self._operations.mine
+        a, b, c, d = addresses[self._a], addresses[self._b], addresses[self._c], addresses[self._d]
+        together = a | b | c | d
+        if self._bias is not None:
+            bias = addresses[self._bias]
+            together |= bias
+            if bias != operation.bias_address:
+                operation.set_bias(bias)
+        algorithm = self._algorithm
+        if together % VECTOR_BYTES:
+            algorithm = self._fallback
+            if not algorithm:
+                raise ExecutionError(self._misaligned(addresses))
+        layout_a, layout_b, layout_c, layout_d = self._layouts.addresses
+        try:
+            self._matmul(
+                self._handle,
+                operation.address,
+                self._alpha,
+                a,
+                layout_a,
+                b,
+                layout_b,
+                self._beta,
+                c,
+                layout_c,
+                d,
+                layout_d,
+                algorithm,
+                workspace,
+                self.workspace_bytes,
+                stream,
+            )
+        except self._errors as error:
+            raise ExecutionError(f"cuBLASLt plan {self.name} was refused: {error}") from None
+
+    def _misaligned(self, addresses: Sequence[int]) -> str:
+        words = ", ".join(hex(x) for x in addresses)
+        return (
+            f"cuBLASLt plan {self.name} got the addresses {words}; for {self._problem.a.dtype} operands it has no "
+            f"algorithm that takes less than {VECTOR_BYTES} bytes of alignment"
+        )

@@ -1,0 +1,43 @@
+"""cuBLASLt's column-major meaning of a Problem in numpy, on flat memory; every index is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphdnn.engines.cublaslt.problem import Matrix, Problem
+from graphdnn.ir.types import Array
+
+
+def places(matrix: Matrix, entry: int) -> Array:
+    """Where each element of a batch entry lies, as (rows, columns)."""
+    rows, columns = np.arange(matrix.rows), np.arange(matrix.columns)
+    assert matrix.ld >= matrix.rows
+    return entry * matrix.batch_stride + rows[:, None] + columns[None, :] * matrix.ld
+
+
+def activated(x: Array, name: str) -> Array:
+    if name == "relu":
+        return np.maximum(x, 0)
+    if name == "gelu_tanh":
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return x
+
+
+def run(problem: Problem, memory: Sequence[Array]) -> None:
+    """Writes D = act(alpha op(A) op(B) + beta C + bias), batch entry by batch entry, computing in float64."""
+    p = problem
+    for entry in range(p.batch):
+        a = memory[p.a.index][places(p.a, entry)].astype(np.float64)
+        b = memory[p.b.index][places(p.b, entry)].astype(np.float64)
+        left, right = a.T if p.transpose_a else a, b.T if p.transpose_b else b
+        assert (left.shape, right.shape) == ((p.m, p.k), (p.k, p.n))
+        d = p.alpha * (left @ right)
+        if p.beta:
+            d = d + p.beta * memory[p.c.index][places(p.c, entry)].astype(np.float64)
+        if p.bias is not None:
+            vector = memory[p.bias.index][entry * p.bias.batch_stride + np.arange(p.m)]
+            d = d + vector.astype(np.float64)[:, None]
+        assert d.shape == (p.d.rows, p.d.columns)
+        memory[p.d.index][places(p.d, entry)] = activated(d, p.activation).astype(memory[p.d.index].dtype)
