@@ -1,0 +1,1 @@
+"""The cuDNN engine: one region becomes one cuDNN operation graph.  Nothing else in graphdnn imports `cudnn`."""

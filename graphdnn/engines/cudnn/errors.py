@@ -1,0 +1,89 @@
+"""What cuDNN says no with, caught and turned into declines.  The raw text stays in the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from graphdnn.answer import Code, Decline, Fix
+
+T = TypeVar("T")
+
+PACKAGE = "nvidia-cudnn-cu13"
+FRONTEND = "nvidia-cudnn-frontend"
+
+CODES: tuple[tuple[str, Code], ...] = (
+    ("workspace violation", Code.OPTION),
+    ("Deselecting execution plan", Code.OPTION),
+    ("RUNTIME_PREREQUISITE_MISSING", Code.SETUP),
+    ("SUBLIBRARY_LOADING_FAILED", Code.SETUP),
+    ("SUBLIBRARY_VERSION_MISMATCH", Code.SETUP),
+    ("NOT_SUPPORTED_ARCH_MISMATCH", Code.ARCHITECTURE),
+    ("NOT_SUPPORTED_INCOMPATIBLE_CUDART", Code.VERSION),
+    ("NOT_SUPPORTED_INCOMPATIBLE_CUDNN", Code.VERSION),
+    ("NOT_SUPPORTED_LAYOUT", Code.LAYOUT),
+    ("NOT_SUPPORTED_DATATYPE", Code.DTYPE),
+    ("NOT_SUPPORTED_SHAPE", Code.SHAPE),
+    ("NOT_SUPPORTED_PADDING", Code.ATTRIBUTE),
+    ("NOT_SUPPORTED_BAD_LAUNCH_PARAM", Code.SIZE),
+    ("NOT_SUPPORTED_GRAPH_PATTERN", Code.PATTERN),
+    ("NOT_SUPPORTED", Code.PATTERN),
+)
+"""Code by what stands in the text, the most telling first: one text names several engines and several reasons."""
+
+RAW_LENGTH = 400
+
+
+def decline(error: Exception, who: str) -> Decline:
+    """The decline that an exception of the frontend stands for; `BUILD` where its text is none of the known ones."""
+    text = " ".join(str(error).split())
+    code = next((code for mark, code in CODES if mark in text), Code.BUILD)
+    reason = f"cuDNN on {who}: {text[:RAW_LENGTH]}"
+    return Decline(code, reason, FIXES[code](text) if code in FIXES else None)
+
+
+def needed_workspace(text: str) -> int | None:
+    """Bytes of scratch that a refused plan says it requires."""
+    found = re.search(r"workspace violation\. Requires (\d+)", text)
+    return int(found.group(1)) if found else None
+
+
+def _option(text: str) -> Fix:
+    need = needed_workspace(text)
+    if need is None:
+        return Fix("options", "deterministic", "True", "False")
+    return Fix("options", "workspace_limit", "less", str(need))
+
+
+FIXES: dict[Code, Callable[[str], Fix]] = {
+    Code.OPTION: _option,
+    Code.SETUP: lambda text: Fix("environment", "package", "missing or incomplete", PACKAGE),
+    Code.DTYPE: lambda text: Fix("graph", "dtype", "as given", "float16"),
+}
+
+
+def attempt(action: Callable[[], T], who: str) -> T | Decline:
+    """What `action` returns, or the decline that the frontend's exception stands for."""
+    try:
+        return action()
+    except (RuntimeError, ValueError, TypeError) as error:  # all that pybind makes of the frontend's errors
+        return decline(error, who)
+
+
+def library() -> Decline | None:
+    """Why cuDNN cannot be used here, or None where it can: the package and the library behind it are looked for."""
+    try:
+        import cudnn
+    except ImportError as error:
+        return missing(FRONTEND, f"the cuDNN frontend cannot be imported ({error})")
+    try:
+        cudnn.backend_version()
+    except RuntimeError as error:
+        return missing(PACKAGE, f"the cuDNN library cannot be loaded ({error})")
+    return None
+
+
+def missing(package: str, what: str) -> Decline:
+    """The decline for a library that is not there, naming the package that brings it."""
+    return Decline(Code.SETUP, f"{what}; {package} brings it", Fix("environment", "package", "missing", package))

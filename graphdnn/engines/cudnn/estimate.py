@@ -1,0 +1,206 @@
+"""What a region would cost as one cuDNN plan: rooflines with the efficiencies that were measured on an H200.
+
+Small problems do not fill the machine, so matrix work is counted in waves of tiles over the multiprocessors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+
+from graphdnn.engines.contract import Policy, Support
+from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy
+from graphdnn.engines.cudnn.limits import convolution_class, lies_channels_last
+from graphdnn.ir.graph import Node
+from graphdnn.ir.ops.attention import Attention
+from graphdnn.ir.ops.linear import Conv, MatMul
+from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
+from graphdnn.ir.ops.pointwise import Elementwise
+from graphdnn.ir.ops.transposed import ConvTranspose
+from graphdnn.target import Target
+
+TILES: tuple[tuple[int, int, float], ...] = ((128, 256, 0.95), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.6))
+"""Rows and columns of a thread block's tile, and the share of a multiprocessor's rate that it reaches."""
+
+FIXED_US = 1.5
+"""What any kernel takes to fill and drain, besides the gap before it."""
+
+BANDWIDTH: dict[str, float] = {"conv": 0.6, "matmul": 0.85, "norm": 0.8, "attention": 0.65, "pointwise": 0.6}
+"""Share of the copy bandwidth that each family reaches: convolutions with an epilogue 0.55 to 0.65, norms 0.75 to 0.9."""
+
+ODD_ROWS = 0.5
+"""Further share for norms whose rows are no multiple of 64."""
+
+UNALIGNED: tuple[tuple[int, float], ...] = ((8, 1.0), (4, 0.55), (1, 0.35))
+"""Share of the matrix rate by the largest number that divides the input channels (7x7 with 3: 0.3, with 4: 0.5)."""
+
+DEPTHWISE_RATE = 6e11
+DEPTHWISE_STRIDED_RATE = 3e11
+"""Operations per second of cuDNN's fused kernels for one channel a group: 2.8e11 to 4.7e11 products, half with strides."""
+
+NARROW_GROUP = 8
+"""Channels of a group below which the matrix units do not help."""
+
+TWO_PRODUCTS = 0.8
+"""Share of the rate that one graph of two matrix products reaches (1523 us where two single ones took 1397 us)."""
+
+HEAD_SHARE: tuple[tuple[int, float], ...] = ((128, 0.78), (64, 0.6), (1, 0.4))
+"""Share of the matrix rate that attention reaches by features of a head (594 of 790 TFLOP/s at 128)."""
+
+QUERIES = 128
+"""Rows of queries that one thread block of attention works on."""
+
+IEEE_SHARE = 0.35
+"""Share of the float32 rate that convolutions without TF32 reach."""
+
+CONVERTED_BYTES = 2
+"""How often a tensor that is not channels-last moves again, when a plan converts it: once read, once written."""
+
+SPECIAL: dict[str, float] = {
+    "gelu": 10,
+    "gelu_tanh": 6,
+    "erf": 8,
+    "tanh": 4,
+    "sigmoid": 2,
+    "silu": 2,
+    "swish": 2,
+    "exp": 1,
+    "log": 1,
+    "pow": 4,
+    "softplus": 4,
+    "elu": 2,
+}
+"""Special-function operations of one element (gelu in its erf form behind a matmul took 47 us for 34 million)."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product as the tensor cores see it: `count` of M x N x K."""
+
+    count: int
+    m: int
+    n: int
+    k: int
+
+
+def product_of(node: Node) -> Product:
+    """The product that a convolution or a matmul comes to."""
+    y = node.result.type.shape
+    if isinstance(node.op, MatMul):
+        a, b = node.operand_types
+        batch = prod(y[:-2])
+        if prod(b.shape[:-2]) == 1:
+            return Product(1, batch * y[-2], y[-1], a.shape[-1])
+        return Product(batch, y[-2], y[-1], a.shape[-1])
+    w = node.operands[1].type.shape
+    if isinstance(node.op, ConvTranspose):
+        x = node.operands[0].type.shape
+        return Product(1, x[0] * prod(x[2:]), w[1] * prod(w[2:]), w[0])
+    assert isinstance(node.op, Conv)
+    return Product(node.op.groups, y[0] * prod(y[2:]), y[1] // node.op.groups, prod(w[1:]))
+
+
+def tiled_us(product: Product, target: Target, rate: float) -> float:
+    """Microseconds of the matrix work, by the best tile."""
+    one = rate / target.sm_count
+    best = float("inf")
+    for rows, columns, share in TILES:
+        tiles = product.count * ceil(product.m / rows) * ceil(product.n / columns)
+        best = min(best, ceil(tiles / target.sm_count) * 2 * rows * columns * product.k / (one * share))
+    return 1e6 * best
+
+
+def matrix_rate(node: Node, target: Target, policy: Policy) -> float:
+    """Operations per second of the unit that does the node's work."""
+    dtype = node.operands[0].type.dtype.name
+    if dtype != "float32":
+        return target.rate(dtype)
+    return target.rate("float32") * IEEE_SHARE if policy.precision == "ieee" else target.rate("tf32")
+
+
+def convolution_us(node: Node, target: Target, policy: Policy) -> float:
+    """Arithmetic of a convolution; narrow groups at the measured rate of the kernels that cuDNN has for them."""
+    op, x = node.op, node.operands[0].type.shape
+    assert isinstance(op, Conv | ConvTranspose)
+    channels = x[1] // op.groups
+    if op.groups > 1 and channels < NARROW_GROUP:
+        return 1e6 * node.flops / (DEPTHWISE_RATE if max(op.stride) == 1 else DEPTHWISE_STRIDED_RATE)
+    share = next(s for n, s in UNALIGNED if channels % n == 0)
+    return tiled_us(product_of(node), target, matrix_rate(node, target, policy) * share)
+
+
+def attention_us(node: Node, target: Target) -> float:
+    """Arithmetic of attention, and how far its blocks of queries fill the machine."""
+    b, heads, queries, features = node.operands[0].type.shape
+    share = next(s for n, s in HEAD_SHARE if features >= n)
+    blocks = b * heads * ceil(queries / QUERIES)
+    filled = blocks / (ceil(blocks / target.sm_count) * target.sm_count)
+    padded = ceil(queries / QUERIES) * QUERIES / queries if queries >= QUERIES else 1.0
+    return 1e6 * node.flops * padded / (target.rate(node.operands[0].type.dtype.name) * share * filled)
+
+
+def epilogue_us(anatomy: Anatomy, target: Target) -> float:
+    """Special functions, which come on top of the matrix work."""
+    total = 0.0
+    for node in anatomy.pointwise:
+        assert isinstance(node.op, Elementwise)
+        total += SPECIAL.get(node.op.function, 0) * node.result.type.size / target.rate("special")
+    return 1e6 * total
+
+
+def family(anatomy: Anatomy) -> str:
+    """Row of BANDWIDTH."""
+    for name, kinds in (("conv", CONVOLUTIONS), ("matmul", (MatMul,)), ("attention", (Attention,))):
+        if anatomy.has(*kinds):
+            return name
+    return "norm" if anatomy.has(*ROW_NORMS, InstanceNorm) else "pointwise"
+
+
+def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
+    """The answer for a region that cuDNN takes."""
+    region, name = anatomy.region, family(anatomy)
+    notes: list[str] = []
+    arithmetic, moved, reach = 0.0, region.read_bytes + region.written_bytes, BANDWIDTH[name]
+    for node in anatomy.anchors:
+        if isinstance(node.op, Conv | ConvTranspose):
+            arithmetic += convolution_us(node, target, policy)
+            moved += conversion_bytes(anatomy, notes)
+            if node.op.groups > 1 and node.operands[0].type.shape[1] // node.op.groups < NARROW_GROUP:
+                notes.append("cuDNN's fused kernels for narrow groups are 8 to 16 times slower than others")
+        elif isinstance(node.op, MatMul):
+            arithmetic += tiled_us(product_of(node), target, matrix_rate(node, target, policy))
+        elif isinstance(node.op, Attention):
+            arithmetic += attention_us(node, target)
+        elif isinstance(node.op, LayerNorm | RmsNorm) and prod(node.operands[0].type.shape[node.op.axes[0] :]) % 64:
+            reach *= ODD_ROWS
+    if len(anatomy.anchors) == 2:
+        arithmetic /= TWO_PRODUCTS
+        notes.append("plans of two products differ tenfold, and the one that heuristics put first may be the slowest")
+    memory = 1e6 * moved / (target.bandwidth * reach)
+    microseconds = target.launch_us + FIXED_US + max(arithmetic + epilogue_us(anatomy, target), memory)
+    return Support(microseconds, precision_of(anatomy, policy), workspace_bytes=0, notes=tuple(notes))
+
+
+def conversion_bytes(anatomy: Anatomy, notes: list[str]) -> int:
+    """Bytes that a plan moves besides, to convert tensors that are not channels-last."""
+    values = (*anatomy.region.inputs, *anatomy.region.outputs)
+    found = [v for v in values if v.type.rank in (4, 5) and not lies_channels_last(v.type)]
+    if found:
+        notes.append("the plan converts tensors that are not channels-last, in scratch memory")
+    return CONVERTED_BYTES * sum(v.type.nbytes for v in found)
+
+
+def precision_of(anatomy: Anatomy, policy: Policy) -> str:
+    """What the arithmetic is, in words."""
+    first = anatomy.anchors[0] if anatomy.anchors else anatomy.region.nodes[0]
+    dtype = first.operands[0].type.dtype.name
+    if dtype != "float32":
+        return f"{dtype} in, float32 accumulate" if anatomy.anchors else "float32"
+    return "tf32" if policy.precision != "ieee" and anatomy.has(*CONVOLUTIONS, MatMul) else "float32"
+
+
+def engine_class(anatomy: Anatomy) -> str:
+    """Class of cuDNN's engine numbers, a key of the tables of engines."""
+    if anatomy.has(*CONVOLUTIONS):
+        return convolution_class(anatomy)
+    return family(anatomy)

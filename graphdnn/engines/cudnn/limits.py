@@ -1,0 +1,333 @@
+"""Rules of one family of anchors each: layouts, extents, element types, precision."""
+
+from __future__ import annotations
+
+from math import prod
+
+from graphdnn.answer import Code, Decline, Fix
+from graphdnn.engines.contract import Policy
+from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy
+from graphdnn.engines.cudnn.frames import Ints, is_channels_last
+from graphdnn.engines.cudnn.tables import IEEE
+from graphdnn.ir.graph import Node
+from graphdnn.ir.ops.attention import Attention
+from graphdnn.ir.ops.linear import Conv
+from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
+from graphdnn.ir.ops.pointwise import Elementwise
+from graphdnn.ir.ops.transposed import ConvTranspose
+from graphdnn.ir.types import TensorType, normalized_strides, row_major
+
+PLAIN = ("full size", "one number", "one entry a channel")
+PATTERNED = (*PLAIN, "one entry a pixel")
+"""Operands that cuDNN takes in pointwise work, alone and behind convolutions."""
+
+FUSED_NORM_MULTIPLE = 64
+"""Row lengths that norms with pointwise work around them come in; others have no plan."""
+
+FUSED_INSTANCE_MULTIPLE = 8
+HEAD_MULTIPLE = 8
+MOST_FEATURES = 256
+
+
+def broadcast_of(shape: Ints, full: Ints) -> str:
+    """What a pointwise operand is against a result (N, C, spatial), or against one whose last axis is the channels."""
+    kept = tuple(n == m for n, m in zip(shape, full, strict=True))
+    wide = tuple(n > 1 for n in shape)
+    if all(kept):
+        return "full size"
+    if not any(wide):
+        return "one number"
+    channel = 1 if len(full) in (4, 5) else len(full) - 1
+    if all(w == (a == channel) for a, w in enumerate(wide)):
+        return "one entry a channel"
+    if not wide[channel] and all(k for a, k in enumerate(kept) if a != channel):
+        return "one entry a pixel"
+    return "another form"
+
+
+def lies_channels_last(type: TensorType) -> bool:
+    return is_channels_last(type.shape, type.layout)
+
+
+def one_type(anatomy: Anatomy, node: Node, count: int = 2) -> Decline | None:
+    """The operands of an anchor have one element type."""
+    types = [v.type.dtype.name for v in node.operands[:count]]
+    if len(set(types)) == 1:
+        return None
+    names = ", ".join(f"{v} is {v.type}" for v in node.operands[:count])
+    return Decline(Code.DTYPE, f"{node}: {names}; cuDNN needs one type", Fix(node.name, "dtype", types[1], types[0]))
+
+
+def ieee_float32(anchor: Node, policy: Policy) -> bool:
+    """Whether the anchor's arithmetic must be float32 without TF32."""
+    return policy.precision == "ieee" and anchor.operands[0].type.dtype.name == "float32"
+
+
+def convolution(anatomy: Anatomy, policy: Policy) -> Decline | None:
+    """Convolutions take any channels and any bounded pointwise graph behind them, channels-last."""
+    anchor = next(n for n in anatomy.anchors if isinstance(n.op, CONVOLUTIONS))
+    problem = one_type(anatomy, anchor)
+    if problem is not None:
+        return problem
+    kind = convolution_class(anatomy)
+    if ieee_float32(anchor, policy) and kind not in IEEE:
+        return Decline(
+            Code.PRECISION,
+            f"{anchor}: no engine of cuDNN is known to compute this in float32 without TF32",
+            Fix("options", "precision", "ieee", "tf32"),
+        )
+    if anatomy.before:
+        problem = prologue(anatomy, anchor)
+        if problem is not None:
+            return problem
+    if kind in ("conv", "conv+bias") and isinstance(anchor.op, Conv):
+        return None  # other layouts than channels-last are converted by the plan itself
+    values = {v for n in (anchor, *anatomy.pointwise) for v in (*n.operands, *n.results) if v.literal is None}
+    for value in sorted(values, key=lambda v: v.name):
+        if value.type.rank in (4, 5) and not lies_channels_last(value.type):
+            return Decline(
+                Code.LAYOUT,
+                f"{anchor}: {value} is {value.type} with strides {value.type.layout}; cuDNN needs channels-last "
+                "strides for more than a bias and a relu behind a convolution",
+            )
+    return None
+
+
+def convolution_class(anatomy: Anatomy) -> str:
+    """Which of cuDNN's classes of engines does a convolution with this work around it."""
+    anchor = anatomy.anchors[0]
+    if isinstance(anchor.op, ConvTranspose):
+        return "conv_transpose" if not anatomy.pointwise else "conv_transpose+pointwise"
+    if anatomy.before:
+        return "pointwise+conv"
+    if anatomy.reductions:
+        return "conv+reduction"
+    if not anatomy.pointwise:
+        return "conv"
+    return "conv+bias" if is_bias_relu(anatomy) else "conv+pointwise"
+
+
+def is_bias_relu(anatomy: Anatomy) -> bool:
+    """Whether all there is behind a convolution is one addition of a channel vector of its type, and maybe a relu."""
+    first, *rest = anatomy.pointwise
+    conv = anatomy.anchors[0].result
+    assert isinstance(first.op, Elementwise)
+    if first.op.function != "add" or len(anatomy.region.outputs) != 1:
+        return False
+    others = [i for i, v in enumerate(first.operands) if v is not conv]
+    if len(others) != 1 or first.operands[others[0]].literal is not None:
+        return False
+    vector = first.operands[others[0]].type
+    shape = first.op.aligned(others[0], vector.shape, conv.type.rank)
+    functions = [n.op.function for n in rest if isinstance(n.op, Elementwise)]
+    return (
+        broadcast_of(shape, conv.type.shape) == "one entry a channel"
+        and vector.dtype == conv.type.dtype
+        and functions in ([], ["relu"])
+    )
+
+
+def prologue(anatomy: Anatomy, anchor: Node) -> Decline | None:
+    """Before a convolution cuDNN takes x * scale + bias and a relu, one entry a channel, nothing behind it."""
+    functions = [n.op.function for n in anatomy.before if isinstance(n.op, Elementwise)]
+    fits = functions in (["mul", "add", "relu"], ["mul", "add"]) and not anatomy.after
+    vectors = all(
+        broadcast_of(n.op.aligned(1, n.operands[1].type.shape, n.result.type.rank), n.result.type.shape)
+        == "one entry a channel"
+        for n in anatomy.before
+        if isinstance(n.op, Elementwise) and len(n.operands) == 2
+    )
+    outside = any(v in anatomy.region.outputs for n in anatomy.before for v in n.results)
+    if not isinstance(anchor.op, Conv) or not fits or not vectors or outside:
+        return Decline(
+            Code.PATTERN,
+            f"{anchor}: before a convolution cuDNN takes x * scale + bias and a relu, one entry a channel, whose "
+            "result nothing else needs, with nothing behind the convolution",
+        )
+    if anchor.operands[0].type.dtype.name == "float32":
+        return Decline(
+            Code.DTYPE,
+            f"{anchor}: with work before it cuDNN takes float16 and bfloat16 only",
+            Fix(anchor.operands[0].name, "dtype", "float32", "float16"),
+        )
+    return None
+
+
+def matmul(anatomy: Anatomy, policy: Policy) -> Decline | None:
+    """Matrix products of any extents, pointwise work before and behind."""
+    for node in anatomy.anchors:
+        problem = one_type(anatomy, node)
+        if problem is not None:
+            return problem
+        if ieee_float32(node, policy):
+            return Decline(
+                Code.PRECISION,
+                f"{node}: cuDNN's float32 matrix products use TF32 whatever they are asked for",
+                Fix("options", "precision", "ieee", "tf32"),
+            )
+        for value in node.operands:
+            if value.type.shape[-1] > 1 and value.type.shape[-2] > 1 and 1 not in value.type.layout[-2:]:
+                return Decline(
+                    Code.LAYOUT,
+                    f"{node}: {value} has strides {value.type.layout}; cuDNN needs neighbours along rows or columns",
+                )
+    exits = [v for n in anatomy.anchors for v in n.results if v in anatomy.region.outputs]
+    if exits and anatomy.after:
+        return Decline(
+            Code.PATTERN,
+            f"{exits[0]} is needed outside and {anatomy.after[0]} follows it; cuDNN gives the product or what follows",
+        )
+    return None
+
+
+def row_norm(anatomy: Anatomy, policy: Policy) -> Decline | None:
+    """Norms over the last axes, whole rows dense in memory."""
+    node = next(n for n in anatomy.anchors if isinstance(n.op, ROW_NORMS))
+    op, x = node.op, node.operands[0].type
+    assert isinstance(op, LayerNorm | RmsNorm)
+    wanted = ("scale", "bias") if isinstance(op, LayerNorm) else ("scale",)
+    if op.affine != wanted:
+        return Decline(Code.ATTRIBUTE, f"{node}: cuDNN needs {' and '.join(wanted)} for it")
+    if op.axes != tuple(range(op.axes[0], x.rank)):
+        return Decline(Code.ATTRIBUTE, f"{node}: runs over axes {op.axes} of {x}; cuDNN takes the last axes only")
+    problem = dense_rows(anatomy, node)
+    return fused_norm(anatomy, node) if problem is None else problem
+
+
+def dense_rows(anatomy: Anatomy, node: Node) -> Decline | None:
+    """x, its result and all that is as large lie row after row without gaps, the row's elements side by side."""
+    x = node.operands[0].type
+    for value in (*anatomy.region.inputs, *anatomy.region.outputs):
+        type = value.type
+        if type.shape == x.shape and not is_row_major(type):
+            return Decline(Code.LAYOUT, f"{node}: {value} has strides {type.layout}; cuDNN needs dense rows of {x}")
+    return None
+
+
+def is_row_major(type: TensorType) -> bool:
+    """Dense with the last axis innermost."""
+    return type.layout == normalized_strides(type.shape, row_major(type.shape))
+
+
+def fused_norm(anatomy: Anatomy, node: Node) -> Decline | None:
+    """With pointwise work around it: rows of a multiple of 64, one element type all through."""
+    if not anatomy.pointwise:
+        return None
+    op, x = node.op, node.operands[0].type
+    assert isinstance(op, LayerNorm | RmsNorm)
+    length = prod(x.shape[op.axes[0] :])
+    if length % FUSED_NORM_MULTIPLE:
+        after = -(-length // FUSED_NORM_MULTIPLE) * FUSED_NORM_MULTIPLE
+        return Decline(
+            Code.ALIGNMENT,
+            f"{node}: rows of {length}; with pointwise work around a norm cuDNN needs a multiple of "
+            f"{FUSED_NORM_MULTIPLE}",
+            Fix(node.operands[0].name, "row length", str(length), str(after)),
+        )
+    for value in (*anatomy.region.inputs, *anatomy.region.outputs):
+        if value.type.dtype != x.dtype:
+            return Decline(
+                Code.DTYPE,
+                f"{node}: {value} is {value.type} and x is {x.dtype}; with pointwise work around a norm cuDNN needs "
+                "one type",
+                Fix(value.name, "dtype", value.type.dtype.name, x.dtype.name),
+            )
+    return None
+
+
+def instance_norm(anatomy: Anatomy, policy: Policy) -> Decline | None:
+    """Both layouts alone; channels-last and channels in eights with pointwise work behind it."""
+    node = next(n for n in anatomy.anchors if isinstance(n.op, InstanceNorm))
+    x = node.operands[0].type
+    if x.rank not in (4, 5):
+        return Decline(Code.RANK, f"{node}: x is {x}; cuDNN takes two or three spatial axes")
+    if anatomy.before:
+        return Decline(Code.PATTERN, f"{node}: cuDNN takes nothing before it")
+    if x.layout != node.result.type.layout:
+        return Decline(Code.LAYOUT, f"{node}: x and its result lie differently; cuDNN needs one layout")
+    if not anatomy.pointwise:
+        return None
+    if not lies_channels_last(x):
+        return Decline(Code.LAYOUT, f"{node}: x is not channels-last, which cuDNN needs with work behind the norm")
+    if x.shape[1] % FUSED_INSTANCE_MULTIPLE:
+        after = -(-x.shape[1] // FUSED_INSTANCE_MULTIPLE) * FUSED_INSTANCE_MULTIPLE
+        return Decline(
+            Code.ALIGNMENT,
+            f"{node}: {x.shape[1]} channels; with work behind the norm cuDNN needs a multiple of "
+            f"{FUSED_INSTANCE_MULTIPLE}",
+            Fix(node.operands[0].name, "channels", str(x.shape[1]), str(after)),
+        )
+    return None
+
+
+def attention(anatomy: Anatomy, policy: Policy) -> Decline | None:
+    """Halves only, features in eights up to 256, no boolean mask, few combinations with bottom-right alignment."""
+    node = anatomy.anchors[0]
+    op = node.op
+    assert isinstance(op, Attention)
+    q, k, v = node.operand_types[:3]
+    for type in (q, k, v):
+        if type.dtype.name not in ("float16", "bfloat16"):
+            fix = Fix(node.name, "dtype", type.dtype.name, "float16")
+            return Decline(Code.DTYPE, f"{node}: {type}; cuDNN's attention takes float16 and bfloat16", fix)
+        features = type.shape[3]
+        if features % HEAD_MULTIPLE:
+            after = -(-features // HEAD_MULTIPLE) * HEAD_MULTIPLE
+            fix = Fix(node.name, "head features", str(features), str(after))
+            return Decline(Code.ALIGNMENT, f"{node}: {features} features a head; cuDNN needs a multiple of 8", fix)
+        if features > MOST_FEATURES:
+            return Decline(Code.SIZE, f"{node}: {features} features a head; cuDNN takes {MOST_FEATURES} at most")
+        if type.layout[3] != 1:
+            return Decline(
+                Code.LAYOUT, f"{node}: {type} has its features {type.layout[3]} apart; cuDNN needs neighbours"
+            )
+    problem = one_type(anatomy, node, 3)
+    return attention_mask(node, op, q, k) if problem is None else problem
+
+
+def attention_mask(node: Node, op: Attention, q: TensorType, k: TensorType) -> Decline | None:
+    """What cuDNN cannot hide or shift in the scores."""
+    if "mask" in op.extras:
+        return Decline(Code.ATTRIBUTE, f"{node}: cuDNN takes no boolean mask; give an additive bias of 0 and -inf")
+    if ("q_lengths" in op.extras) != ("kv_lengths" in op.extras):
+        return Decline(Code.ATTRIBUTE, f"{node}: cuDNN needs lengths of queries and of keys, or neither")
+    low, high = op.bounds
+    if low is not None and (high is None or high > 0) and op.causal is None and "kv_lengths" in op.extras:
+        return Decline(Code.ATTRIBUTE, f"{node}: cuDNN takes no window to the right together with lengths")
+    if high is not None and high < 0:
+        return Decline(Code.ATTRIBUTE, f"{node}: the window ends {-high} before the query; cuDNN needs 0 or more")
+    if op.causal != "bottom_right":
+        return None
+    if "bias" in op.extras or "kv_lengths" in op.extras:
+        extra = "a bias" if "bias" in op.extras else "lengths"
+        return Decline(Code.ATTRIBUTE, f"{node}: cuDNN takes no {extra} together with bottom-right alignment")
+    if q.shape[2] > k.shape[2]:
+        return Decline(
+            Code.SHAPE,
+            f"{node}: {q.shape[2]} queries and {k.shape[2]} keys; cuDNN's bottom-right alignment needs no more queries "
+            "than keys",
+        )
+    return None
+
+
+def no_anchor(anatomy: Anatomy) -> Decline | None:
+    """Pointwise work alone: full-size tensors lie alike, channels or the last axis innermost."""
+    for node in anatomy.region.nodes:
+        for value in (*node.operands, *node.results):
+            type = value.type
+            if (
+                value.literal is not None
+                or type.size == 1
+                or (
+                    isinstance(node.op, Elementwise)
+                    and (type.rank != node.result.type.rank or type.shape != node.result.type.shape)
+                )
+            ):
+                continue
+            if type.rank > 5:
+                return Decline(Code.RANK, f"{node}: {type} has {type.rank} axes; cuDNN takes five at most")
+            if type.rank in (4, 5) and not lies_channels_last(type):
+                return Decline(Code.LAYOUT, f"{node}: {value} is not channels-last, which cuDNN's pointwise work needs")
+            if type.rank < 4 and not is_row_major(type):
+                return Decline(Code.LAYOUT, f"{node}: {value} is not row-major, which cuDNN's pointwise work needs")
+    return None

@@ -1,0 +1,163 @@
+"""Concrete plans: what a plan is called, what is known of it before it is built, and how it is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphdnn.answer import Decline
+from graphdnn.engines.cudnn.errors import attempt, needed_workspace
+from graphdnn.engines.cudnn.handles import HANDLES
+from graphdnn.engines.cudnn.lower import Lowering
+
+KNOBS: dict[int, str] = {
+    1: "SWIZZLE",
+    2: "TILE_SIZE",
+    4: "EDGE",
+    11: "MULTIPLY",
+    12: "SPLIT_K_BUF",
+    13: "TILEK",
+    14: "STAGES",
+    15: "REDUCTION_MODE",
+    17: "SPLIT_K_SLC",
+    18: "IDX_MODE",
+    23: "SPECFILT",
+    24: "KERNEL_CFG",
+    25: "WORKSPACE",
+    27: "TILE_CGA_M",
+    28: "TILE_CGA_N",
+    29: "BLOCK_SIZE",
+    30: "OCCUPANCY",
+    31: "ARRAY_SIZE_PER_THREAD",
+    33: "SPLIT_COLS",
+    34: "TILE_ROWS",
+    35: "TILE_COLS",
+    36: "LOAD_SIZE",
+    37: "CTA_COUNT",
+    38: "STREAM_K",
+    39: "SPLIT_P_SLC",
+    40: "TILE_M",
+    41: "TILE_N",
+    42: "WARP_SPEC_CFG",
+}
+"""The frontend's knob by cuDNN's number of it, as plan names have it."""
+
+
+@dataclass(frozen=True)
+class PlanName:
+    """What identifies a plan among those of one operation graph: an engine's number and its knobs."""
+
+    engine: int
+    knobs: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def parse(text: str) -> PlanName:
+        """From a name such as eng4_k24=2.  Raises ValueError for any other form."""
+        head, *rest = text.split("_")
+        found = re.fullmatch(r"eng(\d+)", head)
+        pairs = [re.fullmatch(r"k(\d+)=(-?\d+)", part) for part in rest]
+        if found is None or None in pairs:
+            raise ValueError(f"plan name {text!r}; a form such as eng4_k24=2 is needed")
+        return PlanName(int(found.group(1)), tuple((int(p.group(1)), int(p.group(2))) for p in pairs if p))
+
+    @property
+    def is_settable(self) -> bool:
+        """Whether the frontend has a name for every knob, so that the plan can be asked for."""
+        return all(k in KNOBS for k, _ in self.knobs)
+
+    def __str__(self) -> str:
+        return "_".join((f"eng{self.engine}", *(f"k{k}={v}" for k, v in self.knobs)))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan that heuristics propose, with what is known before it is built."""
+
+    name: PlanName
+    workspace: int
+    notes: tuple[str, ...]
+    deterministic: bool
+
+
+def proposals(cudnn: Any, make: Callable[[], Lowering | Decline]) -> list[Proposal] | Decline:
+    """What the heuristics propose, best first, each once; `make` gives a fresh operation graph.
+
+    Asked to build with less scratch than none, a plan says what it needs instead, and one that a note rules out says
+    that: so both are known before anything is compiled.  Such questions use up the operation graph.
+    """
+    lowering = make()
+    if isinstance(lowering, Decline):
+        return lowering
+    graph = lowering.graph
+    modes = [cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK]
+    asked = attempt(lambda: graph.create_execution_plans(modes), "the heuristics")
+    if isinstance(asked, Decline):
+        return asked
+    graph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
+    graph.deselect_workspace_greater_than(-1)
+    found: dict[PlanName, Proposal] = {}
+    for index in range(graph.get_execution_plan_count()):
+        name = PlanName.parse(graph.get_plan_name_at_index(index))
+        if name in found or not name.is_settable:
+            continue
+        refusal = refused(graph, index)
+        notes = tuple(n.name for n in graph.get_behavior_notes_for_plan_at_index(index))
+        need = needed_workspace(refusal)
+        if need is None:
+            found[name] = Proposal(name, workspace_of(cudnn, make, name), notes, "Deselecting" not in refusal)
+        else:
+            found[name] = Proposal(name, need, notes, True)
+    return list(found.values())
+
+
+def refused(graph: Any, index: int) -> str:
+    """What a plan says when it is asked to build and may not."""
+    answer = attempt(lambda: graph.build_plan_at_index(index), f"plan {index}")
+    return answer.reason if isinstance(answer, Decline) else ""
+
+
+def workspace_of(cudnn: Any, make: Callable[[], Lowering | Decline], name: PlanName) -> int:
+    """Bytes of scratch of one plan, asked for by name; 0 where it does not say."""
+    lowering = make()
+    if isinstance(lowering, Decline):
+        return 0
+    asked = attempt(lambda: lowering.graph.create_execution_plan(name.engine, knobs_of(cudnn, name)), str(name))
+    if isinstance(asked, Decline):
+        return 0
+    lowering.graph.deselect_workspace_greater_than(-1)
+    return needed_workspace(refused(lowering.graph, 0)) or 0
+
+
+def knobs_of(cudnn: Any, name: PlanName) -> dict[Any, int]:
+    """The knobs as the frontend takes them."""
+    return {getattr(cudnn.knob_type, KNOBS[k]): v for k, v in name.knobs}
+
+
+class CudnnPlan:
+    """A built plan: executed by tensor ids and addresses.  The frontend's object holds the plan and its scalars."""
+
+    kernels = 1
+
+    def __init__(self, lowering: Lowering, ordinal: int, workspace_bytes: int) -> None:
+        self.workspace_bytes = workspace_bytes
+        self._execute = lowering.graph._execute
+        self._bindings = lowering.bindings
+        self._ordinal = ordinal
+
+    def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
+        """Puts the plan on `stream`, with this thread's handle."""
+        pointers = {uid: addresses[index] for uid, index in self._bindings}
+        self._execute(pointers, workspace, HANDLES.on(self._ordinal, stream))
+
+
+def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int) -> CudnnPlan | Decline:
+    """The plan of that name, ready to run."""
+
+    def work() -> CudnnPlan:
+        lowering.graph.create_execution_plan(name.engine, knobs_of(cudnn, name))
+        lowering.graph.build_plan_at_index(0)
+        return CudnnPlan(lowering, ordinal, max(0, lowering.graph.get_workspace_size_plan_at_index(0)))
+
+    return attempt(work, str(name))
