@@ -86,16 +86,24 @@ class Emitter:
 
 
 def rewrite(graph: Graph, rules: Sequence[Rule]) -> Rewritten:
-    """Applies `rules` until none fits.  Raises CompileError with the rules' names when they do not settle."""
+    """Applies `rules` until none fits.  Raises CompileError with the rules' names when they do not settle.
+
+    A refusal stands even where another rule takes the nodes, unless the same rule accepts them later.
+    """
     index = Index(rules)
     changes: list[str] = []
+    refusals: dict[Refusal, None] = {}
     busy = ""
     for _ in range(SWEEPS):
-        done, refusals = find(graph, index)
+        done, refused = find(graph, index)
+        refusals.update(dict.fromkeys(refused))
         if not done:
-            return Rewritten(graph, tuple(changes), refusals)
+            return Rewritten(graph, tuple(changes), tuple(refusals))
         graph = apply(graph, done)
-        changes += (sentence(rule, found) for rule, found in reversed(done.values()))
+        for rule, found in reversed(done.values()):
+            changes.append(sentence(rule, found))
+            for settled in [r for r in refusals if r.rule == rule.name and set(r.nodes) <= set(found.origins)]:
+                del refusals[settled]
         busy = ", ".join(dict.fromkeys(rule.name for rule, _ in done.values()))
     raise CompileError(
         f"graph {graph.name}: the rules {busy} still change it after {SWEEPS} sweeps; they undo each other"
