@@ -8,12 +8,13 @@ from graphdnn.engines.contract import Engine
 
 MANIFEST: dict[str, str] = {
     "cudnn": "graphdnn.engines.cudnn.engine:CudnnEngine",
+    "cublaslt": "graphdnn.engines.cublaslt.engine:CublasLtEngine",
     "nvrtc": "graphdnn.engines.nvrtc.engine:NvrtcEngine",
     "reference": "graphdnn.engines.reference:ReferenceEngine",
 }
 """Engine by name, in the order in which equal costs are decided: the earlier wins."""
 
-BY_KIND: dict[str, tuple[str, ...]] = {"cuda": ("cudnn", "nvrtc"), "cpu": ("reference",)}
+BY_KIND: dict[str, tuple[str, ...]] = {"cuda": ("cudnn", "cublaslt", "nvrtc"), "cpu": ("reference",)}
 """Engines that are asked, by kind of target."""
 
 
