@@ -118,12 +118,13 @@ def type_declines(problem: Problem, region: Region, target: Target) -> Decline |
         )
     gives = [out for into, out in TYPES if into == a.type.dtype]
     if not gives:
+        both = " and ".join(values[i].name for i in sorted({problem.a.index, problem.b.index}))
         takes = ", ".join(dict.fromkeys(into.name for into, _ in TYPES))
         nearest = int8 if a.type.dtype.is_integer else float32
         return Decline(
             Code.DTYPE,
-            f"{a} is {a.type.dtype}; cuBLASLt multiplies {takes}",
-            Fix(a.name, "dtype", a.type.dtype.name, nearest.name),
+            f"{both} are {a.type.dtype}; cuBLASLt multiplies {takes}",
+            Fix(both, "dtype", a.type.dtype.name, nearest.name),
         )
     if d.type.dtype not in gives:
         return Decline(
