@@ -94,9 +94,8 @@ class HostContext:
         written = dict(targets)
         for name, given in (outputs or {}).items():
             if name not in graph.outputs:
-                raise ExecutionError(
-                    f"{name} is not an output of graph {graph.name}; its outputs are {list(graph.outputs)}"
-                )
+                known = ", ".join(graph.outputs)
+                raise ExecutionError(f"{name} is not an output of graph {graph.name}; its outputs are {known}")
             source = read_checked(f"output {name}", given, graph.output_type(name), 0, None)
             assert source.array is not None
             if not source.array.flags.writeable:

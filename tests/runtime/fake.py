@@ -4,8 +4,10 @@ that check what they are given.  Work that somebody forgot to wait for has not h
 from __future__ import annotations
 
 import ctypes
+import itertools
 import random
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -56,6 +58,8 @@ class FakeDevice:
         self.target = replace(Target.named("h200"), present=True)
         self.store = NullStore()
         self.random = random.Random(seed)
+        self.lock = threading.RLock()
+        self.own_streams = itertools.count(1_000_000)
         self.pending: dict[int, tuple[Callable[[], None], set[int]]] = {}
         self.tails: dict[int, set[int]] = {}
         self.count = 0
@@ -107,28 +111,29 @@ class FakeDevice:
         if stream in self.capturing:
             self.capturing[stream].append(work)
             return
-        self.count += 1
-        self.pending[self.count] = (work, set(self.tails.get(stream, ())))
-        self.tails[stream] = {self.count}
+        with self.lock:
+            self.count += 1
+            self.pending[self.count] = (work, set(self.tails.get(stream, ())))
+            self.tails[stream] = {self.count}
 
-    def _run(self, number: int) -> None:
-        found = self.pending.get(number)
-        if found is None:
-            return
-        work, behind = found
-        for other in self.random.sample(sorted(behind), len(behind)):
-            self._run(other)
-        del self.pending[number]
-        work()
+    def _run(self, numbers: Iterable[int]) -> None:
+        with self.lock:
+            for number in numbers:
+                found = self.pending.get(number)
+                if found is None:
+                    continue
+                work, behind = found
+                self._run(self.random.sample(sorted(behind), len(behind)))
+                del self.pending[number]
+                work()
 
     def drain(self) -> None:
         """Runs everything, what came late first where nothing forbids it."""
-        for number in sorted(self.pending, reverse=True):
-            self._run(number)
+        with self.lock:
+            self._run(sorted(self.pending, reverse=True))
 
     def synchronize(self, stream: int | None = None) -> None:
-        for number in sorted(self.tails.get(self.stream if stream is None else stream, ())):
-            self._run(number)
+        self._run(sorted(self.tails.get(self.stream if stream is None else stream, ())))
 
     def event(self, timing: bool = False) -> FakeEvent:
         return FakeEvent()
@@ -142,8 +147,7 @@ class FakeDevice:
         self.tails[stream] = self.tails.get(stream, set()) | event.behind
 
     def wait_on_host(self, event: FakeEvent) -> None:
-        for number in sorted(event.behind):
-            self._run(number)
+        self._run(sorted(event.behind))
 
     # capture
 
@@ -151,7 +155,7 @@ class FakeDevice:
         return stream in self.capturing
 
     def capture(self, issue: Callable[[int], None]) -> FakeGraph:
-        own, before = 1000 + self.count, self.kernels
+        own, before = next(self.own_streams), self.kernels
         self.capturing[own] = []
         issue(own)
         return FakeGraph(self, self.capturing.pop(own), self.kernels - before)

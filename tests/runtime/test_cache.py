@@ -1,0 +1,166 @@
+"""The disk cache: what is damaged or foreign is never used, several processes share it, and its size is bounded."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from graphdnn.runtime.cache import (
+    DIRECTORY_VARIABLE,
+    HEADER,
+    RESCAN,
+    STALE_S,
+    DiskStore,
+    NullStore,
+    default_directory,
+    pack,
+    unpack,
+)
+
+CONTENT = bytes(range(256)) * 3
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DiskStore:
+    return DiskStore(tmp_path / "cache")
+
+
+def test_what_was_put_is_got(store: DiskStore) -> None:
+    assert store.get("kernel", "a") is None
+    store.put("kernel", "a", CONTENT)
+    store.put("plan", "a", b"")
+    assert store.get("kernel", "a") == CONTENT
+    assert store.get("plan", "a") == b""
+    assert store.get("kernel", "b") is None
+    store.put("kernel", "a", b"newer")
+    assert DiskStore(store.directory).get("kernel", "a") == b"newer"
+    assert [e.kind for e in store.entries()] in (["kernel", "plan"], ["plan", "kernel"])
+    store.clear()
+    assert store.entries() == []
+
+
+def test_keys_may_be_any_text(store: DiskStore) -> None:
+    keys = ["../../escape", "a/b", "x" * 5000, "", "ümlaut", "a\0b"]
+    for key in keys:
+        store.put("kernel", key, key.encode())
+    for key in keys:
+        assert store.get("kernel", key) == key.encode()
+    assert all(e.path.parent == store.directory / "kernel" for e in store.entries())
+
+
+@pytest.mark.parametrize("position", range(0, HEADER.size + 1 + 20, 3))
+def test_a_flipped_bit_is_noticed(store: DiskStore, position: int) -> None:
+    store.put("kernel", "a", CONTENT[:20])
+    path = store.entries()[0].path
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= 1 << position % 8
+    path.write_bytes(raw)
+    with pytest.warns(RuntimeWarning, match="damaged or foreign; it is dropped"):
+        assert store.get("kernel", "a") is None
+    assert not path.exists()
+    assert store.get("kernel", "a") is None
+
+
+@pytest.mark.parametrize("size", [0, 1, HEADER.size - 1, HEADER.size, HEADER.size + 1, -1])
+def test_a_truncated_entry_is_dropped(store: DiskStore, size: int) -> None:
+    store.put("kernel", "a", CONTENT)
+    path = store.entries()[0].path
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        assert store.get("kernel", "a") is None
+
+
+def test_an_entry_of_another_key_is_foreign(store: DiskStore) -> None:
+    store.put("kernel", "a", CONTENT)
+    store.put("kernel", "b", b"other")
+    first, second = store._path("kernel", "a"), store._path("kernel", "b")
+    os.replace(first, second)
+    with pytest.warns(RuntimeWarning, match="foreign"):
+        assert store.get("kernel", "b") is None
+
+
+def test_absurd_lengths_are_refused() -> None:
+    raw = bytearray(pack("a", b"content"))
+    raw[8:12] = (1 << 31).to_bytes(4, "little")
+    assert unpack(bytes(raw), "a") is None
+    assert unpack(pack("a", b"content") + b"x", "a") is None
+    assert unpack(pack("a", b"content"), "a") == b"content"
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    size = len(pack("00", CONTENT))
+    store = DiskStore(tmp_path, limit=20 * size)
+    for number in range(16):
+        store.put("kernel", f"{number:02}", CONTENT)
+        os.utime(store._path("kernel", f"{number:02}"), (number, number))
+    assert store.get("kernel", "00") == CONTENT
+    for number in range(16, 60):
+        store.put("kernel", f"{number:02}", CONTENT)
+        assert sum(e.nbytes for e in store.entries()) <= store.limit
+        store.get("kernel", "00")
+        left = {n for n in range(60) if store._path("kernel", f"{n:02}").exists()}
+        assert {0, number} <= left
+    assert len(left) > 20 * (0.9 - 2 * RESCAN) - 2
+    assert 1 not in left
+
+
+def test_what_is_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, limit=100)
+    store.put("kernel", "a", CONTENT)
+    assert store.entries() == []
+
+
+def test_unfinished_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    (tmp_path / "kernel").mkdir()
+    old, young = tmp_path / "kernel" / "old.part", tmp_path / "kernel" / "young.part"
+    for path, age in ((old, STALE_S + 60), (young, 5)):
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age,) * 2)
+    store.put("kernel", "a", CONTENT)
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_directory_that_cannot_be_written_is_reported_once(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = DiskStore(tmp_path / "file" / "cache")
+    with pytest.warns(RuntimeWarning, match="cannot be written .*; nothing more is cached"):
+        store.put("kernel", "a", CONTENT)
+    store.put("kernel", "b", CONTENT)
+    assert not recwarn.list
+
+
+def test_processes_share_a_directory(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("hammer.py")
+    root = Path(__file__).parents[2]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", str(script), str(tmp_path), str(seed)],
+            env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.PIPE,
+        )
+        for seed in range(4)
+    ]  # fmt: skip
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors.decode()
+    assert not list(tmp_path.glob("*/*.part"))
+
+
+def test_the_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert default_directory() == Path("/xdg/graphdnn")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert default_directory() == Path("/home/somebody/.cache/graphdnn")
+    monkeypatch.setenv(DIRECTORY_VARIABLE, "/chosen")
+    assert default_directory() == Path("/chosen")
+
+
+def test_the_null_store_forgets() -> None:
+    store = NullStore()
+    store.put("kernel", "a", CONTENT)
+    assert store.get("kernel", "a") is None
