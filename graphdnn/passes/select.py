@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from graphdnn.errors import CompileError
@@ -408,21 +409,28 @@ def unchained(last: Choice | None) -> tuple[int, ...]:
 def run_order(graph: Graph, picks: Sequence[Offer]) -> tuple[Offer, ...]:
     """The offers in an order in which each finds its inputs made, as near to the graph's as that allows."""
     holder = {n: i for i, o in enumerate(picks) for n in o.region.nodes}
-    done: list[int] = []
-    seen: set[int] = set()
-    for start in sorted(range(len(picks)), key=lambda i: graph.position[picks[i].region.nodes[0]]):
-        stack = [start]
-        while stack:
-            top = stack[-1]
-            waiting = [] if top in seen else [i for i in needed(graph, picks[top].region, holder) if i not in seen]
-            if waiting:
-                stack += reversed(waiting)
-                continue
-            stack.pop()
-            if top not in seen:
-                seen.add(top)
-                done.append(top)
-    return tuple(picks[i] for i in done)
+    first = [graph.position[o.region.nodes[0]] for o in picks]
+    missing = [needed(graph, o.region, holder) for o in picks]
+    readers: list[list[int]] = [[] for _ in picks]
+    for i, sources in enumerate(missing):
+        for source in sources:
+            readers[source].append(i)
+    left = [len(sources) for sources in missing]
+    ready = [(first[i], i) for i, count in enumerate(left) if not count]
+    heapify(ready)
+    order: list[Offer] = []
+    while ready:
+        _, i = heappop(ready)
+        order.append(picks[i])
+        for reader in readers[i]:
+            left[reader] -= 1
+            if not left[reader]:
+                heappush(ready, (first[reader], reader))
+    if len(order) < len(picks):
+        raise CompileError(
+            f"graph {graph.name}: the chosen regions wait for each other; a cover without cycles is needed"
+        )
+    return tuple(order)
 
 
 def needed(graph: Graph, region: Region, holder: Mapping[Node, int]) -> list[int]:

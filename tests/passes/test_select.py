@@ -171,7 +171,8 @@ def test_two_regions_that_wait_for_each_other_are_not_chosen_together() -> None:
     assert "wait" in cover.conflicts[0][1]
 
 
-def test_a_region_with_direct_edges_only_may_still_wait_through_another() -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_region_with_direct_edges_only_may_still_wait_through_another(turned: bool) -> None:
     """u -> v lie in one region, and v also needs u through p and q, which a second region joins."""
     g = GraphBuilder("through")
     x = g.input("x", (3,), float32)
@@ -179,7 +180,7 @@ def test_a_region_with_direct_edges_only_may_still_wait_through_another() -> Non
     u = g.neg(x, name="u")
     p = g.relu(u, name="p")
     q = g.relu(y, name="q")
-    v = g.add(u, q, name="v")
+    v = g.add(q, u, name="v") if turned else g.add(u, q, name="v")
     graph = g.build({"v": v, "p": p})
     node = {n.name: n for n in graph.nodes}
     pairs = [Offer(Region.of(graph, [node["p"], node["q"]]), 1.0), Offer(Region.of(graph, [node["u"], node["v"]]), 1.0)]
