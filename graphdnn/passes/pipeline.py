@@ -1,7 +1,7 @@
 """The passes in their order, and what each of them changed.
 
 The order: types first (promote), then fewer and canonical nodes, then larger ops (raise), then fewer of them (fold),
-then ops that some engine takes (expand), and layouts last, when the nodes to lay out are known.
+then ops that some engine takes (complete, expand), and layouts last, when the nodes to lay out are known.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.passes.cleanup import canonicalize
+from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
 from graphdnn.passes.layout import assign_layouts
@@ -44,6 +45,7 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         ("canonicalize", canonicalize),
         ("raise", raise_ops),
         ("fold", fold),
+        ("complete", complete),
         ("expand", lambda g: expand(g, ask)),
         ("layout", assign_layouts),
     )

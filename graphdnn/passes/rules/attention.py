@@ -152,7 +152,13 @@ def known_payload(value: Value, graph: Graph) -> Payload | None:
 def attention(make: Emitter, found: Match) -> Value:
     scale = found.numbers.get("scale", 1.0) / found.numbers.get("divisor", 1.0)
     q, v = (with_four_axes(make, found[name]) for name in ("q", "v"))
-    k = with_four_axes(make, transposed_back(make, found["k"], found.graph))
+    k = found["k"]
+    inner = scaled(k, found.graph)
+    if inner is not None:
+        k, factor, nodes = inner
+        scale *= factor
+        make.also(nodes)
+    k = with_four_axes(make, transposed_back(make, k, found.graph))
     causal = causal_mask(found) if "fill" in found else causal_bias(found) if "bias" in found else None
     extras: dict[str, Value] = {}
     if "bias" in found and (causal is None or "fill" in found):

@@ -1,0 +1,36 @@
+"""Completion spells lengths out and changes no number."""
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from graphdnn.passes.complete import complete
+
+
+def attention(**lengths: tuple[int, ...]) -> gd.Graph:
+    g = gd.GraphBuilder()
+    q = g.input("q", (3, 4, 5, 8), gd.float32)
+    k = g.input("k", (3, 2, 7, 8), gd.float32)
+    v = g.input("v", (3, 2, 7, 6), gd.float32)
+    given = {name: g.input(name, (3,), gd.int32) for name in lengths}
+    o, lse = g.attention(q, k, v, causal="bottom_right", return_lse=True, **given)
+    return g.build({"o": o, "lse": lse})
+
+
+@pytest.mark.parametrize("name", ["q_lengths", "kv_lengths"])
+def test_the_absent_length_is_the_full_extent(name: str, rng: np.random.Generator) -> None:
+    graph = attention(**{name: (1,)})
+    inputs = {n: rng.standard_normal(v.type.shape).astype(np.float32) for n, v in graph.inputs.items() if len(n) == 1}
+    inputs[name] = np.array([5, 1, 3], np.int32)
+    done = complete(graph)
+    (node,) = done.graph.nodes
+    assert node.op.extras == ("q_lengths", "kv_lengths")
+    assert node.origins == graph.nodes[0].origins
+    before, after = gd.evaluate(graph, inputs, gd.float64), gd.evaluate(done.graph, inputs, gd.float64)
+    for output in before:
+        np.testing.assert_array_equal(before[output], after[output])
+
+
+def test_both_or_neither_stay(rng: np.random.Generator) -> None:
+    for graph in (attention(), attention(q_lengths=(1,), kv_lengths=(1,))):
+        assert complete(graph).graph is graph
