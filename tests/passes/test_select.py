@@ -135,6 +135,25 @@ def test_as_cheap_as_brute_force_where_single_nodes_are_dear(case: int, rng: np.
     assert (cover.cost_us, len(cover.picks)) == brute_force(graph, offers)
 
 
+@pytest.mark.parametrize("case", range(60))
+def test_as_cheap_as_brute_force_where_regions_reach_across_branches(case: int, rng: np.random.Generator) -> None:
+    g = GraphBuilder("branches")
+    ends = [g.input(f"x{i}", (3,), float32) for i in range(3)]
+    for index in range(9):
+        branch = index % 3
+        other = ends[int(rng.integers(3))]
+        ends[branch] = g.add(ends[branch], other) if rng.random() < 0.25 else g.relu(ends[branch])
+    graph = g.build({f"y{i}": v for i, v in enumerate(ends)})
+    nodes = list(graph.nodes)
+    offers = [Offer(Region.of(graph, [n]), 9.0) for n in nodes]
+    for _ in range(14):
+        some = [nodes[int(i)] for i in rng.choice(len(nodes), int(rng.integers(2, 4)), replace=False)]
+        offers.append(Offer(Region.of(graph, some), float(rng.integers(1, 6))))
+    cover = select(graph, offers)
+    check_cover(graph, cover.picks)
+    assert (cover.cost_us, len(cover.picks)) == brute_force(graph, offers)
+
+
 @pytest.mark.parametrize("case", range(10))
 def test_without_single_nodes_agrees_with_brute_force_on_whether_there_is_a_cover(
     case: int, rng: np.random.Generator
@@ -178,9 +197,13 @@ def test_a_region_with_direct_edges_only_may_still_wait_through_another(turned: 
     x = g.input("x", (3,), float32)
     y = g.input("y", (3,), float32)
     u = g.neg(x, name="u")
-    p = g.relu(u, name="p")
     q = g.relu(y, name="q")
-    v = g.add(q, u, name="v") if turned else g.add(u, q, name="v")
+    if turned:
+        v = g.add(q, u, name="v")
+        p = g.relu(u, name="p")
+    else:
+        p = g.relu(u, name="p")
+        v = g.add(u, q, name="v")
     graph = g.build({"v": v, "p": p})
     node = {n.name: n for n in graph.nodes}
     pairs = [Offer(Region.of(graph, [node["p"], node["q"]]), 1.0), Offer(Region.of(graph, [node["u"], node["v"]]), 1.0)]
