@@ -1,0 +1,26 @@
+"""Every sample of every op, compiled for the device and compared with the float64 definition."""
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from graphdnn.ir.evaluate import run
+from tests.ir.samples import SAMPLES, Sample
+from tests.numbers import TOLERANCE, narrowest, relative_error
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+def test_sample_runs_and_agrees(sample: Sample, rng: np.random.Generator) -> None:
+    graph = sample.graph(rng)
+    inputs = sample.inputs(graph, rng)
+    exe = gd.compile(graph, target="cuda")
+    found = exe(inputs)
+    outputs, updates = run(graph, inputs, gd.float64)
+    limit = TOLERANCE[narrowest(graph)]
+    for name, expected in outputs.items():
+        assert found[name].dtype == graph.outputs[name].type.dtype.numpy
+        assert relative_error(found[name], expected, scale=1e-3) <= limit, name
+    for name, expected in updates.items():
+        assert relative_error(exe.state[name].numpy(), expected) <= limit, name
