@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import graphdnn as gd
+from graphdnn.ir.evaluate import run
 from graphdnn.ir.types import DType
 
 EXTENTS = (1, 2, 3, 5, 7, 12)
@@ -291,19 +292,30 @@ def random_arrays(graph: gd.Graph, rng: np.random.Generator) -> tuple[dict[str, 
     return arrays(graph.inputs), arrays(graph.states)
 
 
-def assert_same_meaning(before: gd.Graph, after: gd.Graph, rng: np.random.Generator, tolerance: float = 1e-12) -> None:
-    """Both graphs give the same outputs and next states in float64, to `tolerance` of the peak.
+Results = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+"""Outputs and next states by name."""
+
+
+def results(graph: gd.Graph, arrays: tuple[dict[str, np.ndarray], dict[str, np.ndarray]]) -> Results:
+    """What a graph gives in float64 for these inputs and states."""
+    return run(graph, arrays[0], gd.float64, states=arrays[1])
+
+
+def assert_close(wanted: Results, found: Results, tolerance: float = 1e-12) -> None:
+    """The same outputs and next states, to `tolerance` of the peak.
 
     Where that is below 1 it counts as 1: norms cancel to zero, and all inputs are of that size.
     """
-    from graphdnn.ir.evaluate import run
-
-    inputs, states = random_arrays(before, rng)
-    wanted, found = (run(g, inputs, gd.float64, states=states) for g in (before, after))
     for expected, got in zip(wanted, found, strict=True):
         assert expected.keys() == got.keys()
         for name, array in expected.items():
             assert array.shape == got[name].shape
-            peak = float(np.abs(array).max())
             assert np.isfinite(array).all()
+            peak = float(np.abs(array).max())
             assert float(np.abs(array - got[name]).max()) <= tolerance * max(peak, 1.0), name
+
+
+def assert_same_meaning(before: gd.Graph, after: gd.Graph, rng: np.random.Generator, tolerance: float = 1e-12) -> None:
+    """Both graphs give the same results for random arrays."""
+    arrays = random_arrays(before, rng)
+    assert_close(results(before, arrays), results(after, arrays), tolerance)
