@@ -61,9 +61,9 @@ class NvrtcEngine:
     name = "nvrtc"
 
     def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
-        refusal = machine_declines(target) or region_declines(region)
-        if refusal is not None:
-            return refusal
+        for refusal in (machine_declines(target), region_declines(region)):
+            if refusal is not None:
+                return refusal
         if target.present and isinstance(setup := compiler_version(), Decline):
             return setup
         family = family_of(region)

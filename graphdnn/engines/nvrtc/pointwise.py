@@ -69,8 +69,10 @@ def plan_walk(region: Region, target: Target) -> Walk:
     leader = len(demand.loads) + max(range(len(results)), key=lambda i: region.outputs[i].type.size)
     # An output that broadcasts over the space is written at the first place along the axes that it lacks: to find
     # those after sorting and merging, they are walked by an access of their own.
-    masks = [tuple(int(n > 1 and axis not in places[v]) for axis, n in enumerate(shape)) for v in region.outputs]
-    space = collapsed(ordered(Space(shape, (*strides, *masks)), leader))
+    lacks = [tuple(int(n > 1 and axis not in places[v]) for axis, n in enumerate(shape)) for v in region.outputs]
+    sorted_space = ordered(Space(shape, (*strides, *lacks)), leader)
+    masks = [merging(mask, sorted_space.extents) for mask in sorted_space.accesses[len(strides) :]]
+    space = collapsed(Space(sorted_space.extents, (*sorted_space.accesses[: len(strides)], *masks)))
     walked, masked = space.accesses[: len(strides)], space.accesses[len(strides) :]
     parameter = {v: f"p{b.index}" for v, b in buffers(region).items()}
     accesses = [Access(parameter[v], v, s) for v, s in zip(values, walked, strict=True)]
@@ -80,6 +82,16 @@ def plan_walk(region: Region, target: Target) -> Walk:
     loads = dict(zip(demand.loads.values(), accesses, strict=False))
     stores = tuple(map(Store, accesses[len(loads) :], results, only))
     return Walk(space, loads, stores, tuple(demand.lines), width, repetition(space, loads, width, target))
+
+
+def merging(mask: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
+    """Strides, where the mask is set, that let such axes merge with one another and with no others."""
+    step, strides = 1, [0] * len(mask)
+    for axis in reversed(range(len(mask))):
+        if mask[axis]:
+            strides[axis] = step
+            step *= extents[axis]
+    return tuple(strides)
 
 
 def widest(values: Sequence[Value]) -> int:

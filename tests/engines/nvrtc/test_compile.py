@@ -1,0 +1,144 @@
+"""From source to cubin without a driver, the cache before it, and what a missing compiler is answered with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Policy
+from graphdnn.engines.nvrtc import compile as compiler
+from graphdnn.engines.nvrtc.compile import cache_key, compile_cubin, compiler_version
+from graphdnn.engines.nvrtc.emit import prelude
+from graphdnn.engines.nvrtc.engine import NvrtcEngine, without_family
+from graphdnn.ir.op import Op
+from graphdnn.target import Target
+from tests.engines.cudnn.layouts import whole
+
+ROOT = Path(__file__).parents[3]
+SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
+ELF = b"\x7fELF"
+
+
+class Shelf:
+    """A store in memory that counts."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], bytes] = {}
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        return self.kept.get((kind, key))
+
+    def put(self, kind: str, key: str, content: bytes) -> None:
+        self.kept[kind, key] = content
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_a_source_becomes_a_cubin(arch: str) -> None:
+    cubin = compile_cubin(prelude() + SOURCE, arch)
+    assert isinstance(cubin, bytes)
+    assert cubin.startswith(ELF)
+    assert b"twice" in cubin
+
+
+def test_a_cubin_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    first = compile_cubin(SOURCE, "sm_90", store=shelf)
+    assert [kind for kind, _ in shelf.kept] == ["cubin"]
+    monkeypatch.setattr(compiler, "run_compiler", lambda *_: pytest.fail("compiled again"))
+    assert compile_cubin(SOURCE, "sm_90", store=shelf) == first
+
+
+def test_a_failed_compilation_leaves_no_entry() -> None:
+    shelf = Shelf()
+    answer = compile_cubin(SOURCE.replace("x[", "z["), "sm_90", store=shelf)
+    assert isinstance(answer, Decline)
+    assert answer.code == Code.BUILD
+    assert '"z" is undefined' in answer.reason
+    assert not shelf.kept
+
+
+def test_everything_that_decides_a_cubin_is_in_its_key() -> None:
+    flags = ("--gpu-architecture=sm_90",)
+    keys = {
+        cache_key(SOURCE, flags, (13, 0)),
+        cache_key(SOURCE + " ", flags, (13, 0)),
+        cache_key(SOURCE, ("--gpu-architecture=sm_80",), (13, 0)),
+        cache_key(SOURCE, (*flags, "--fmad=false"), (13, 0)),
+        cache_key(SOURCE, flags, (13, 1)),
+    }
+    assert len(keys) == 5
+
+
+def test_the_compiler_is_here() -> None:
+    version = compiler_version()
+    assert isinstance(version, tuple)
+    assert version >= (13, 0)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "library", "package"),
+    [
+        (
+            "import cuda.pathfinder as found\n"
+            "def absent(name): raise found.DynamicLibNotFoundError('no ' + name)\n"
+            "found.load_nvidia_dynamic_lib = absent\n",
+            "libnvrtc",
+            "nvidia-cuda-nvrtc",
+        ),
+        ("import sys; sys.modules['cuda.bindings'] = None\n", "cuda-bindings", "cuda-python"),
+    ],
+)
+def test_a_missing_compiler_is_named_with_its_package(hidden: str, library: str, package: str) -> None:
+    """Case A3, in a process of its own, since a library that is loaded once stays."""
+    code = hidden + (
+        "from graphdnn.engines.nvrtc.compile import compile_cubin\n"
+        "answer = compile_cubin('', 'sm_90')\n"
+        "print(answer.code, answer.reason, answer.fix, sep='\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    kind, reason, fix = done.stdout.splitlines()
+    assert kind == "setup"
+    assert library in reason
+    assert package in reason
+    assert package in fix
+
+
+def test_a_present_device_without_the_compiler_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Decline(Code.SETUP, "no compiler")
+    monkeypatch.setattr("graphdnn.engines.nvrtc.engine.compiler_version", lambda: setup)
+    g = gd.GraphBuilder()
+    region = whole(g.build({"y": g.relu(g.input("x", (4, 6), gd.float16))}))
+    described = Target.named("h200")
+    assert NvrtcEngine().supports(region, replace(described, present=True), Policy()) is setup
+    assert NvrtcEngine().supports(region, described, Policy())
+
+
+def test_machines_that_cannot_run_the_kernels_are_declined() -> None:
+    g = gd.GraphBuilder()
+    region = whole(g.build({"y": g.relu(g.input("x", (4, 6), gd.float16))}))
+    old = replace(Target.named("h200"), compute_capability=(7, 5))
+    for target in (Target.cpu(), old):
+        answer = NvrtcEngine().supports(region, target, Policy())
+        assert isinstance(answer, Decline)
+        assert answer.code == Code.ARCHITECTURE
+
+
+def test_an_op_without_a_kernel_is_named() -> None:
+    class Unheard(Op):
+        kind = "unheard"
+
+        def infer(self, *operands: gd.TensorType) -> tuple[gd.TensorType, ...]:
+            return operands
+
+        def reference(self, *operands: object) -> tuple[object, ...]:  # type: ignore[override]
+            return operands
+
+    answer = without_family({Unheard})
+    assert answer.code == Code.OP
+    assert "unheard" in answer.reason

@@ -1,0 +1,222 @@
+"""Pointwise kernels without a device: the table is complete, the decisions are right, every kernel compiles."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Policy
+from graphdnn.engines.nvrtc.compile import compile_cubin
+from graphdnn.engines.nvrtc.emit import literal
+from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
+from graphdnn.engines.nvrtc.functions import ROWS
+from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered, split_index, vector_width
+from graphdnn.engines.nvrtc.placement import operand_placement, right_aligned
+from graphdnn.engines.nvrtc.pointwise import plan_walk
+from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DTYPES, DType, channels_last
+from graphdnn.target import Target
+from tests.engines.cudnn.layouts import whole
+from tests.ir.samples import pointwise
+
+H200 = Target.named("h200")
+
+
+def compiled(region: Region, arch: str = "sm_90") -> bytes:
+    """The cubin of the region's one kernel."""
+    family = family_of(region)
+    assert not isinstance(family, Decline), family
+    (kernel,) = family.generate(region, H200).kernels
+    cubin = compile_cubin(kernel.source, arch)
+    assert isinstance(cubin, bytes), cubin
+    return cubin
+
+
+def every_function(dtype: DType) -> Region:
+    """All functions that take a type, each an output of one region; one element a thread, for the compiler's sake."""
+    g = gd.GraphBuilder()
+    operands = [g.input("a", (5, 3), dtype), g.input("b", (3,), dtype)]
+    outputs = {}
+    for fn, row in FUNCTIONS.items():
+        if TAKES[row.takes](dtype):
+            numbers = tuple(1 if default is None else default for _, default in row.parameters)
+            outputs[fn] = g._add(Pointwise(fn=fn, parameters=numbers), *operands[: row.arity], name=None)[0]
+    return whole(g.build(outputs))
+
+
+def test_every_function_has_its_row_and_no_other() -> None:
+    assert set(ROWS) == set(FUNCTIONS)
+
+
+def test_rows_for_integers_are_there_where_integers_are_taken() -> None:
+    integers = {fn for fn, row in FUNCTIONS.items() if row.takes in ("number", "integer", "any")}
+    assert {fn for fn, row in ROWS.items() if row.integers is not None} == integers
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=str)
+def test_every_function_compiles_for_every_type(dtype: DType) -> None:
+    compiled(every_function(dtype), "sm_80")
+
+
+@pytest.mark.parametrize("sample", pointwise.SAMPLES[::7], ids=str)
+def test_samples_compile(sample: pointwise.Sample, rng: np.random.Generator) -> None:
+    compiled(whole(sample.graph(rng)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("sample", pointwise.SAMPLES, ids=str)
+def test_all_samples_compile(sample: pointwise.Sample, arch: str, rng: np.random.Generator) -> None:
+    compiled(whole(sample.graph(rng)), arch)
+
+
+@pytest.mark.parametrize(("source", "target"), list(product(DTYPES.values(), repeat=2)), ids=str)
+def test_every_cast_is_emitted(source: DType, target: DType) -> None:
+    g = gd.GraphBuilder()
+    region = whole(g.build({"y": g.cast(g.input("x", (7,), source), target)}))
+    assert f"narrow<{target.text}>(x0)" in family_of(region).generate(region, H200).kernels[0].source
+
+
+def test_every_pair_of_types_casts_in_one_kernel() -> None:
+    g = gd.GraphBuilder()
+    xs = {s: g.input(s, (1,), t) for s, t in DTYPES.items()}
+    compiled(whole(g.build({f"{s}_{t}": g.cast(x, dtype) for s, x in xs.items() for t, dtype in DTYPES.items()})))
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "text"),
+    [
+        (-0.5, gd.float32, "(-0.5f)"),
+        (1.0, gd.float16, "(1.0f)"),
+        (0.1, gd.bfloat16, "(0.1f)"),
+        (0.1, gd.float64, "(0.1)"),
+        (1e30, gd.float32, "(1e+30f)"),
+        (2.0**-149, gd.float32, "(1e-45f)"),
+        (float("inf"), gd.float32, "((float)__longlong_as_double(0x7ff0000000000000ll))"),
+        (1e300, gd.float32, "((float)__longlong_as_double(0x7ff0000000000000ll))"),
+        (float("-inf"), gd.float64, "(-__longlong_as_double(0x7ff0000000000000ll))"),
+        (float("nan"), gd.float64, "(__longlong_as_double(0x7ff8000000000000ll))"),
+        (-7, gd.int8, "((i8)(-7))"),
+        (-(2**31), gd.int32, "((i32)(-2147483647 - 1))"),
+        (2**40, gd.int64, "((i64)(1099511627776ll))"),
+        (-(2**63), gd.int64, "((i64)(-9223372036854775807ll - 1))"),
+        (True, gd.bool, "true"),
+    ],
+)
+def test_literals(number: float, dtype: DType, text: str) -> None:
+    assert literal(number, dtype) == text
+
+
+def test_neighbouring_axes_that_all_walk_alike_become_one() -> None:
+    image, channel = (200, 40, 8, 1), (0, 0, 0, 1)
+    assert collapsed(Space((3, 5, 5, 8), (image, image))) == Space((600,), ((1,), (1,)))
+    assert collapsed(Space((3, 5, 5, 8), (image, channel))) == Space((75, 8), ((8, 1), (0, 1)))
+    assert collapsed(Space((3, 1, 5, 8), ((80, 99, 16, 2),))) == Space((120,), ((2,),))
+    assert collapsed(Space((1, 1), ((7, 9), (0, 0)))) == Space((1,), ((0,), (0,)))
+
+
+def test_the_walk_follows_the_leader() -> None:
+    shape, last = (2, 3, 4, 5), channels_last((2, 3, 4, 5))
+    walk = ordered(Space(shape, ((60, 20, 5, 1), last)), 1)
+    assert walk == Space((2, 4, 5, 3), ((60, 5, 1, 20), (60, 15, 3, 1)))
+
+
+@pytest.mark.parametrize(
+    ("space", "sizes", "width"),
+    [
+        (Space((1003,), ((1,), (1,))), (2, 2), 8),  # one dimension: its tail is guarded
+        (Space((5,), ((1,),)), (2,), 4),
+        (Space((7, 16), ((16, 1), (0, 1))), (2, 2), 8),
+        (Space((7, 12), ((12, 1), (0, 1))), (2, 2), 4),
+        (Space((7, 16), ((20, 1), (16, 1))), (2, 2), 4),  # rows 20 apart start at multiples of 4 only
+        (Space((7, 16), ((17, 1), (16, 1))), (2, 2), 1),
+        (Space((7, 16), ((16, 1), (16, 1))), (4, 2), 8),  # the smaller type decides
+        (Space((7, 16), ((16, 1), (1, 7))), (4, 4), 4),  # one that is gathered does not forbid
+        (Space((7, 16), ((1, 7), (0, 0))), (4, 4), 1),
+        (Space((7, 15), ((15, 1),)), (1,), 1),
+        (Space((7, 32), ((32, 1),)), (1,), 16),
+    ],
+)
+def test_vector_widths(space: Space, sizes: tuple[int, ...], width: int) -> None:
+    assert vector_width(space, sizes) == width
+
+
+def test_large_tensors_are_indexed_in_64_bits() -> None:
+    assert Space((2**15, 2**15), ((2**15, 1),)).fits_int
+    assert not Space((2**16, 2**15), ((2**15, 1),)).fits_int
+    assert not Space((4, 5), ((2**30, 1),)).fits_int
+    g = gd.GraphBuilder()
+    region = whole(g.build({"y": g.relu(g.input("x", (3, 2**30), gd.float16))}))
+    assert "const i64 group" in family_of(region).generate(region, H200).kernels[0].source
+
+
+def test_a_flat_index_is_taken_apart_from_the_last_axis_on() -> None:
+    scope: dict[str, int] = {"flat": 2 * 35 + 4 * 7 + 6}
+    for line in split_index("flat", (3, 5, 7), ("a", "b", "c"), "int"):
+        name, value = line.removeprefix("const int ").rstrip(";").split(" = ")
+        scope[name] = eval(value.replace("/", "//"), {}, scope)
+    assert (scope["a"], scope["b"], scope["c"]) == (2, 4, 6)
+
+
+def test_placements() -> None:
+    assert right_aligned((5, 1, 7), (3, 5, 6, 7)) == (1, None, 3)
+    assert right_aligned((1, 5, 7), (5, 7)) == (None, 0, 1)
+    assert right_aligned((5, 6), (3, 5, 7)) is None
+    assert right_aligned((2, 5, 7), (5, 7)) is None
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.bias(g.input("x", (2, 3, 5), gd.float32), g.input("b", (3,), gd.float32), axis=1)})
+    assert operand_placement(graph.nodes[0], 1, (0, 1, 2)) == (1,)
+    assert operand_placement(graph.nodes[0], 1, (None, 2, 3)) == (2,)
+
+
+def test_one_vector_may_lie_along_two_axes() -> None:
+    g = gd.GraphBuilder()
+    x, b = g.input("x", (4, 4, 4), gd.float32), g.relu(g.input("b", (4,), gd.float32))
+    region = whole(g.build({"y": g.add(g.bias(x, b, axis=1), b)}))
+    strides = {a.strides for a in plan_walk(region, H200).loads.values() if a.value.name == "b"}
+    assert strides == {(0, 1, 0), (0, 0, 1)}
+
+
+def test_a_small_output_is_written_once() -> None:
+    g = gd.GraphBuilder()
+    x, s = g.input("x", (3, 5, 4, 8), gd.float16), g.sigmoid(g.input("s", (3, 5, 1, 1), gd.float16))
+    region = whole(g.build({"y": g.mul(x, s), "s": s}), layout=lambda shape: gd.TensorType(shape, gd.float16).layout)
+    only = {store.access.value.type.shape: store.only for store in plan_walk(region, H200).stores}
+    assert only == {(3, 5, 4, 8): "", (3, 5, 1, 1): "i1 == 0"}
+
+
+def test_outputs_that_do_not_share_an_index_space_are_declined() -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (5,), gd.float16)
+    outputs = {"y": g.add(x, g.input("a", (3, 5), gd.float16)), "z": g.add(x, g.input("b", (7, 5), gd.float16))}
+    answer = NvrtcEngine().supports(whole(g.build(outputs)), H200, Policy())
+    assert isinstance(answer, Decline)
+    assert answer.code == Code.BROADCAST
+    assert "(3, 5)" in answer.reason
+    assert "(7, 5)" in answer.reason
+
+
+def test_cost_follows_the_bytes_and_the_layout() -> None:
+    def price(strides: tuple[int, ...] | None, rows: int = 4096) -> float:
+        g = gd.GraphBuilder()
+        region = whole(g.build({"y": g.relu(g.input("x", (rows, 4096), gd.float16, strides=strides))}))
+        answer = NvrtcEngine().supports(region, H200, Policy())
+        assert not isinstance(answer, Decline)
+        return answer.estimated_us
+
+    floor = 2 * 2 * 4096 * 4096 / H200.bandwidth * 1e6
+    assert floor < price(None) < 1.5 * floor
+    assert price((1, 4096)) > 3 * price(None)
+    assert price(None, 8192) > 1.8 * price(None)
+
+
+def test_equal_regions_have_equal_sources() -> None:
+    def text(name: str) -> str:
+        g = gd.GraphBuilder(name)
+        region = whole(g.build({name: g.gelu(g.input(f"{name}_in", (33, 8), gd.float16), name=f"{name}_node")}))
+        return family_of(region).generate(region, H200).kernels[0].source
+
+    assert text("one") == text("other")
