@@ -1,0 +1,157 @@
+"""Pooling in two or three dimensions, with pointwise work behind it: a thread takes one window, or one of each of a
+few neighbouring channels where channels are innermost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from math import prod
+
+from graphdnn.answer import Decline
+from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.nvrtc.emit import BOUNDS, literal, prelude, register, storage, template
+from graphdnn.engines.nvrtc.epilogue import Epilogue, anchor_with_epilogue, epilogue_of
+from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
+from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, buffers
+from graphdnn.ir.ops.pool import AvgPool, MaxPool, Pool
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType, TensorType
+from graphdnn.target import Target
+
+BLOCK = 256
+UNROLLED_TAPS = 32
+
+VECTORS = Efficiency(bandwidth=0.8)
+SINGLE = Efficiency(bandwidth=0.45)
+"""Fractions of the bandwidth: with several channels a thread, and with one element of each window."""
+
+
+def takes(region: Region) -> Decline | None:
+    parts = anchor_with_epilogue(region)
+    return parts if isinstance(parts, Decline) else None
+
+
+def parts_of(region: Region) -> tuple[Anchored, Pool]:
+    parts = anchor_with_epilogue(region)
+    assert not isinstance(parts, Decline)
+    assert isinstance(parts.anchor.op, Pool)
+    return parts, parts.anchor.op
+
+
+def vector(x: TensorType, y: TensorType) -> tuple[int, int]:
+    """The axis that a thread's group lies along, and its width: several channels, or a single element."""
+    if x.layout[1] != 1 or y.layout[1] != 1 or x.shape[1] == 1:
+        return x.rank - 1, 1
+    width = min(8, 16 // x.dtype.itemsize)
+    others = [s for t in (x, y) for a, s in enumerate(t.layout) if a != 1 and t.shape[a] > 1]
+    while width > 1 and (x.shape[1] % width or any(s % width for s in others)):
+        width //= 2
+    return 1, width
+
+
+def walk_order(y: TensorType) -> list[int]:
+    """The result's axes, outermost first, so that neighbouring threads write neighbouring elements."""
+    return sorted(range(y.rank), key=lambda a: (y.layout[a], -a), reverse=True)
+
+
+def generate(region: Region, target: Target) -> Recipe:
+    parts, op = parts_of(region)
+    x, y = parts.anchor.operands[0].type, parts.anchor.result.type
+    axis, width = vector(x, y)
+    epilogue = epilogue_of(region, parts, f"pooled[{'j' if width > 1 else '0'}]")
+    text = source(region, parts, op, epilogue, axis, width)
+    grid = -(-y.size // (width * BLOCK))
+    kernel = Kernel("pool", text, tuple(buffers(region).values()), (grid, 1, 1), (BLOCK, 1, 1))
+    return Recipe(f"{op.kind}_x{width}", (kernel,))
+
+
+def estimate(region: Region, target: Target) -> float:
+    parts, _ = parts_of(region)
+    _, width = vector(parts.anchor.operands[0].type, parts.anchor.result.type)
+    return roofline_us(region, target, efficiency=VECTORS if width > 1 else SINGLE)
+
+
+def source(region: Region, parts: Anchored, op: Pool, epilogue: Epilogue, axis: int, width: int) -> str:
+    x, y = parts.anchor.operands[0].type, parts.anchor.result.type
+    fits = epilogue.fits_int and max(x.extent, y.size + BLOCK * width) <= LARGEST_INT
+    index = "int" if fits else "i64"
+    names = [f"i{a}" for a in range(y.rank)]
+    order = walk_order(y)
+    count = len(region.inputs)
+    parameters = [f"const {storage(v.type.dtype)}* __restrict__ p{i}" for i, v in enumerate(region.inputs)]
+    parameters += [f"{storage(v.type.dtype)}* __restrict__ p{count + i}" for i, v in enumerate(region.outputs)]
+    walked = [f"i{a}" if a != axis or width == 1 else "vector_index" for a in order]
+    extents = [y.shape[a] // (width if a == axis else 1) for a in order]
+    groups = y.size // width
+    return "\n".join(
+        (
+            prelude() + template("rows.cu"),
+            f'extern "C" __global__ void __launch_bounds__({BLOCK}) pool({", ".join(parameters)}) {{',
+            f"const {index} group = ({index})blockIdx.x * {BLOCK} + threadIdx.x;",
+            f"if (group >= {groups}) return;",
+            *split_index("group", extents, walked, index),
+            *([f"const {index} i{axis} = vector_index * {width};"] if width > 1 else []),
+            *([f"const bool whole = true; const int count = {width};"] if width > 1 else []),
+            epilogue.condition(axis, width),
+            *window(region, parts, op, names, index, width),
+            *epilogue.text(names, axis, width),
+            "}\n",
+        )
+    )
+
+
+def neutral(op: Pool, dtype: DType) -> str:
+    """What a window begins with: nothing, or what loses against every element."""
+    if isinstance(op, AvgPool):
+        return literal(0, dtype)
+    return literal(-math.inf, dtype) if dtype.is_float else literal(BOUNDS[dtype.name][0], dtype)
+
+
+def window(region: Region, parts: Anchored, op: Pool, names: Sequence[str], index: str, width: int) -> list[str]:
+    """Statements that fill `pooled`, one entry a channel of the group."""
+    value = parts.anchor.operands[0]
+    x, pointer = value.type, f"p{region.inputs.index(value)}"
+    item, kind = storage(x.dtype), "Sum" if isinstance(op, AvgPool) else "Largest"
+    unroll = "#pragma unroll" if prod(op.kernel) <= UNROLLED_TAPS else "#pragma unroll 1"
+    at = [names[0], names[1], *(f"h{s}" for s in range(x.rank - 2))]
+    lines = [
+        f"{register(x.dtype)} pooled[{width}];",
+        *fill(width, f"pooled[j] = {neutral(op, x.dtype)};"),
+        *([f"const bool wide_x = aligned({width * x.dtype.itemsize}, {pointer});"] if width > 1 else []),
+    ]
+    for s, (k, stride, (lo, _), step) in enumerate(zip(op.kernel, op.stride, op.padding, op.steps, strict=True)):
+        lines += [
+            f"{unroll}\nfor (int r{s} = 0; r{s} < {k}; ++r{s}) {{",
+            f"const {index} h{s} = {names[2 + s]} * {stride} + r{s} * {step} - {lo};",
+            f"if (h{s} >= 0 && h{s} < {x.shape[2 + s]}) {{",
+        ]
+    address = f"{pointer} + ({offset_terms(x.layout, at)})"
+    if width > 1:
+        lines.append(f"const Pack<{item}, {width}> m = load_pack<{item}, {width}>({address}, wide_x);")
+        lines += fill(width, f"pooled[j] = {kind}::of(pooled[j], widen(m.at[j]));")
+    else:
+        lines.append(f"pooled[0] = {kind}::of(pooled[0], load({address}));")
+    lines += ["}\n}"] * len(op.kernel)
+    return [*lines, *mean(op, x, names, index, width)] if isinstance(op, AvgPool) else lines
+
+
+def mean(op: AvgPool, x: TensorType, names: Sequence[str], index: str, width: int) -> list[str]:
+    """Statements that divide the sums by how many places each window counts."""
+    real = register(x.dtype)
+    lines = ["int places = 1;"]
+    for s, (n, k, stride, (lo, hi)) in enumerate(zip(x.shape[2:], op.kernel, op.stride, op.padding, strict=True)):
+        first, last = (-lo, n + hi) if op.count_include_pad else (0, n)
+        lines += [
+            f"const {index} from{s} = {names[2 + s]} * {stride} - {lo};",
+            f"places *= (int)((from{s} + {k} < {last} ? from{s} + {k} : {last}) - "
+            f"(from{s} > {first} ? from{s} : {first}));",
+        ]
+    lines.append(f"const {real} share = ({real})1 / ({real})places;")
+    return [*lines, *fill(width, "pooled[j] *= share;")]
+
+
+def fill(width: int, statement: str) -> list[str]:
+    return [f"#pragma unroll\nfor (int j = 0; j < {width}; ++j) {statement}"]
+
+
+FAMILY = Family("pooling", (MaxPool, AvgPool), takes, generate, estimate)
