@@ -197,10 +197,13 @@ class Rewriter:
     def constant(self, payload: Payload, stem: str = "constant") -> Value:
         return self.writer.constant(payload, stem=stem)
 
-    def finish(self) -> Graph:
+    def finish(self, outputs: Mapping[str, Value] | None = None, updates: Mapping[str, Value] | None = None) -> Graph:
+        """The new graph.  `outputs` and `updates` are values of it; absent, they are what stands for the old ones."""
         read = {v for n in self.writer.nodes for v in n.operands}
-        outputs = {name: self[v] for name, v in self.graph.outputs.items()}
-        updates = {name: self[v] for name, v in self.graph.updates.items()}
+        if outputs is None:
+            outputs = {name: self[v] for name, v in self.graph.outputs.items()}
+        if updates is None:
+            updates = {name: self[v] for name, v in self.graph.updates.items()}
         read.update(outputs.values(), updates.values())
         unread = [name for name, v in self.writer.constants.items() if v not in read]
         for name in unread:
