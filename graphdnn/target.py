@@ -26,14 +26,14 @@ class Target:
     kind: str
     present: bool
     bandwidth: float
-    rates: Mapping[str, float]
+    rates: Mapping[str, float] = field(hash=False)
     launch_us: float = 0.0
     compute_capability: tuple[int, int] = (0, 0)
     sm_count: int = 1
     l2_bytes: int = 0
     memory_bytes: int = 0
     shared_bytes: int = 0
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     ordinal: int = 0
 
     @staticmethod

@@ -33,6 +33,9 @@ ALIGNMENT = 256
 LEGACY_STREAM = 1
 """The legacy default stream by its explicit handle; 0 would mean another stream where the driver is told so."""
 
+PER_THREAD_STREAM = 2
+"""The per-thread default stream: one handle that means another stream in each thread."""
+
 NO_DEVICE = 100
 STUB_LIBRARY = 34
 STREAM_NON_BLOCKING = 1
@@ -195,6 +198,7 @@ class CudaDevice:
         self._shared = _Shared()
         self._enter_first()
         self.name = str(device.name)
+        device.set_current()  # cuda.core makes streams only for a device that it was told is current in this thread
         self._stream = device.create_stream()
         self.stream = int(self._stream.handle)
 
