@@ -1,0 +1,193 @@
+"""Which parts of a graph are channels-last: a minimum cut over the bytes that conversions would move.
+
+Every op on images is on one of two sides.  An edge between the sides costs the bytes of its value, once for each value
+however many read it; a convolution on the row-major side costs twice the bytes it moves, since the library would
+convert inside it and takes less fused with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphdnn.ir.graph import Graph, Node, Value
+from graphdnn.ir.ops.attention import Attention
+from graphdnn.ir.ops.linear import MatMul
+from graphdnn.ir.ops.movement import Convert, Slice, Split, WriteSlice
+from graphdnn.ir.ops.softmax import Softmax
+from graphdnn.ir.types import TensorType, channels_last, row_major
+from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows, is_matrix
+
+IMAGE_RANKS = (4, 5)
+PENALTY = 2
+"""Bytes that a convolution in row-major layout costs, for each byte of its image and its result."""
+
+LAST, MAJOR = -1, -2
+"""The two ends of the flow network; ops and values are numbered from 0."""
+
+
+def is_flexible(node: Node) -> bool:
+    """Whether a node works on images and its layout is to be chosen."""
+    if not node.operands or node.operands[0].type.rank not in IMAGE_RANKS:
+        return isinstance(node.op, FOLLOWERS) and node.result.type.rank in IMAGE_RANKS
+    ranks = {node.operands[0].type.rank, node.result.type.rank}
+    return len(ranks) == 1 and isinstance(node.op, (*CONVOLUTIONS, *FOLLOWERS, Slice, Split))
+
+
+def matters(type: TensorType) -> bool:
+    """Whether row-major and channels-last differ for such a tensor."""
+    if type.rank not in IMAGE_RANKS:
+        return False
+    return type.with_strides(row_major(type.shape)).layout != type.with_strides(channels_last(type.shape)).layout
+
+
+def channels_last_nodes(graph: Graph) -> Mapping[Node, bool]:
+    """For each node of a part with a convolution whether it is channels-last; other nodes are absent."""
+    parts = [p for p in image_parts(graph) if any(isinstance(n.op, CONVOLUTIONS) for n in p)]
+    chosen: dict[Node, bool] = {}
+    for part in parts:
+        chosen |= Network(graph, part, known_layouts(graph)).cut()
+    return chosen
+
+
+def image_parts(graph: Graph) -> list[list[Node]]:
+    """Flexible nodes that hand images to each other, in order."""
+    home: dict[Node, int] = {}
+    parts: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        if not is_flexible(node):
+            continue
+        sources = (graph.producer.get(v) for v in node.operands if matters(v.type))
+        near = sorted({home[s] for s in sources if s in home})
+        first = near[0] if near else len(home)
+        parts.setdefault(first, []).append(node)
+        home[node] = first
+        for other in near[1:]:
+            for moved in parts[other]:
+                home[moved] = first
+            parts[first] += parts.pop(other)
+    return [sorted(p, key=graph.position.__getitem__) for p in parts.values()]
+
+
+def known_layouts(graph: Graph) -> Mapping[Value, TensorType]:
+    """Types with strides of the values whose layout does not depend on the choice."""
+    sources = (*graph.inputs.values(), *graph.states.values())
+    known = {v: v.type.with_strides(v.type.layout) for v in sources}
+    for node in graph.nodes:
+        if is_flexible(node):
+            continue
+        if not node.op.is_renaming:
+            is_convert = isinstance(node.op, Convert)
+            known |= {v: v.type if is_convert else v.type.with_strides(None) for v in node.results}
+            continue
+        operand = known.get(node.operands[0])
+        if operand is None:
+            continue
+        views = node.op.view(operand)
+        strides = [row_major(t.shape) for t in node.result_types] if views is None else [v.strides for v in views]
+        known |= {v: v.type.with_strides(s) for v, s in zip(node.results, strides, strict=True)}
+    return known
+
+
+@dataclass
+class Network:
+    """The flow network of one part: the side of LAST is channels-last, that of MAJOR row-major."""
+
+    graph: Graph
+    part: Sequence[Node]
+    known: Mapping[Value, TensorType]
+    edges: dict[tuple[int, int], int | None] = field(default_factory=dict)
+    count: int = 0
+
+    def cut(self) -> dict[Node, bool]:
+        """The side of each node of the part; the one unique cut whose channels-last side is largest."""
+        import networkx as nx
+
+        place = {n: i for i, n in enumerate(self.part)}
+        self.count = len(place)
+        for node in self.part:
+            self.add_preference(node, place[node])
+        for value in self.values():
+            self.add_value(value, place)
+        network = nx.DiGraph()
+        network.add_nodes_from((LAST, MAJOR, *place.values()))
+        for (a, b), capacity in self.edges.items():
+            attributes: dict[str, Any] = {} if capacity is None else {"capacity": capacity}
+            network.add_edge(a, b, **attributes)
+        _, (last, _) = nx.minimum_cut(network, LAST, MAJOR)
+        return {n: i in last for n, i in place.items()}
+
+    def connect(self, a: int, b: int, capacity: int | None) -> None:
+        """An edge that costs `capacity` when `a` is channels-last and `b` is not; None: that must not be."""
+        before = self.edges.get((a, b), 0)
+        self.edges[a, b] = None if capacity is None or before is None else before + capacity
+
+    def values(self) -> Iterable[Value]:
+        """Images that the part reads or makes, constants aside: those are laid out for free."""
+        constants = set(self.graph.constants.values())
+        touched = dict.fromkeys(v for n in self.part for v in (*n.operands, *n.results))
+        return [v for v in touched if v.literal is None and v not in constants and matters(v.type)]
+
+    def add_preference(self, node: Node, place: int) -> None:
+        moved = node.operands[0].type.nbytes + node.result.type.nbytes
+        if isinstance(node.op, CONVOLUTIONS):
+            self.connect(LAST, place, PENALTY * moved)
+        elif reduces_rows(node):
+            self.connect(place, MAJOR, node.operands[0].type.nbytes)
+
+    def add_value(self, value: Value, place: Mapping[Node, int]) -> None:
+        """What it costs when the maker of a value and its readers are on different sides."""
+        maker = self.graph.producer.get(value)
+        if maker is not None and maker in place:
+            home = place[maker]
+        else:
+            side = side_of(self.known.get(value))
+            if side is None:
+                return
+            home = side
+        readers = [place[u] for u in self.graph.users.get(value, ()) if u in place]
+        if home >= 0:
+            readers += self.fixed_readers(value, place)
+        turned, returned = self.count, self.count + 1
+        self.count += 2
+        for reader in dict.fromkeys(readers):
+            self.connect(turned, reader, None)
+            self.connect(reader, returned, None)
+        self.connect(home, turned, value.type.nbytes)
+        self.connect(returned, home, value.type.nbytes)
+
+    def fixed_readers(self, value: Value, place: Mapping[Node, int]) -> list[int]:
+        """Ends of the network that stand for readers of `value` whose layout is no choice."""
+        graph = self.graph
+        wanted = [graph.output_type(name) for name, v in graph.outputs.items() if v is value]
+        wanted += [graph.states[name].type for name, v in graph.updates.items() if v is value]
+        ends = [side for t in wanted if (side := side_of(t)) is not None]
+        if any(wants_row_major(u, value) for u in graph.users.get(value, ()) if u not in place):
+            ends.append(MAJOR)
+        return ends
+
+
+def side_of(type: TensorType | None) -> int | None:
+    """The end of the network that a tensor of known layout stands at; None for any other layout."""
+    if type is None:
+        return None
+    return LAST if type.is_channels_last else MAJOR if type.is_row_major else None
+
+
+def reduces_rows(node: Node) -> bool:
+    """Whether a node goes along the last axis and not along the channels, which is slow channels-last."""
+    axes = (node.op.axis,) if isinstance(node.op, Softmax) else getattr(node.op, "axes", ())
+    return axes == (node.operands[0].type.rank - 1,)
+
+
+def wants_row_major(user: Node, value: Value) -> bool:
+    """Whether a reader of another kind would need the value copied if it came channels-last."""
+    last = value.type.with_strides(channels_last(value.type.shape))
+    if user.op.is_renaming:
+        return user.op.view(last) is None and user.op.view(value.type.with_strides(None)) is not None
+    if isinstance(user.op, MatMul):
+        return not is_matrix(last)
+    if isinstance(user.op, Attention):
+        return value in user.operands[:3] and not has_dense_rows(last)
+    return isinstance(user.op, WriteSlice)

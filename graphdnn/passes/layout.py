@@ -1,0 +1,153 @@
+"""Where every value's elements lie: strides for all of them, and `convert` nodes where a reader needs others.
+
+Convolutional parts are channels-last where that costs the fewest converted bytes (channels_last.py); everything else
+follows its operands (layout_rules.py).  Constants are laid out as they are needed, at compile time.  At the end every
+output and every state's next value has memory of its own, with the strides that the caller was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
+from graphdnn.ir.op import View
+from graphdnn.ir.ops.attention import Attention
+from graphdnn.ir.ops.movement import Convert
+from graphdnn.ir.ops.pointwise import Elementwise
+from graphdnn.ir.types import TensorType, row_major
+from graphdnn.ir.views import is_free
+from graphdnn.ir.writer import Rewriter
+from graphdnn.passes.channels_last import channels_last_nodes
+from graphdnn.passes.layout_rules import Layouts, Strides, has_dense_rows, image_layouts, layouts
+from graphdnn.passes.rewrite import Rewritten
+
+
+def assign_layouts(graph: Graph) -> Rewritten:
+    """The graph with strides on every value; a second application changes nothing."""
+    return Assignment(graph).run()
+
+
+class Assignment:
+    """One run of the pass: values with strides so far, and where in memory each of them lies."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.rewriter = Rewriter(graph)
+        self.images = channels_last_nodes(graph)
+        self.promised = promised_strides(graph)
+        self.changes: list[str] = []
+        self.made: dict[tuple[Value, Strides], Value] = {}
+        self.place: dict[Value, tuple[Value, int]] = {}
+        self.taken: set[Value] = set()
+
+    def run(self) -> Rewritten:
+        self.lay_sources()
+        for node in self.graph.nodes:
+            self.lay_node(node)
+        states = self.graph.states
+        updates = {name: self.owned(v, states[name].type.layout) for name, v in self.graph.updates.items()}
+        outputs = {name: self.owned(v, self.graph.output_type(name).layout) for name, v in self.graph.outputs.items()}
+        return Rewritten(self.rewriter.finish(outputs, updates), tuple(self.changes))
+
+    def lay_sources(self) -> None:
+        """Inputs, states and constants as declared, row-major where nothing is."""
+        writer = self.rewriter.writer
+        for values in (writer.inputs, writer.states, writer.constants):
+            for name, old in values.items():
+                if old.type.strides is None:
+                    values[name] = replace(old, type=old.type.with_strides(row_major(old.type.shape)))
+                    self.rewriter.replace(old, values[name])
+
+    def lay_node(self, node: Node) -> None:
+        """The node with strides on its results, behind the conversions that it needs."""
+        operands = [self.rewriter[v] for v in node.operands]
+        wanted = self.layouts_around(node, [v.type for v in operands])
+        for index, strides in enumerate(wanted.operands):
+            if strides is not None and operands[index].literal is None:
+                operands[index] = self.converted(operands[index], strides)
+        types = [t.with_strides(s) for t, s in zip(node.result_types, wanted.results, strict=True)]
+        results = tuple(replace(v, type=t, owner=None) for v, t in zip(node.results, types, strict=True))
+        made = Node(node.name, node.op, tuple(operands), results, node.origins)
+        self.rewriter.writer.adopt(made)
+        views = made.op.view(operands[0].type) if is_free(made) else None
+        for index, (old, new) in enumerate(zip(node.results, results, strict=True)):
+            self.rewriter.replace(old, new)
+            if views is not None:
+                self.alias(new, operands[0], views[index])
+
+    def layouts_around(self, node: Node, operands: Sequence[TensorType]) -> Layouts:
+        if node in self.images:
+            return image_layouts(node.op, operands, node.result_types, self.images[node])
+        found = layouts(node.op, operands, node.result_types)
+        promised = self.promised.get(node.result)
+        if promised is None or not writes_anywhere(node, promised):
+            return found
+        return Layouts(found.operands, (promised, *found.results[1:]))
+
+    def alias(self, view: Value, operand: Value, how: View) -> None:
+        root, offset = self.place.get(operand, (operand, 0))
+        self.place[view] = (root, offset + how.offset)
+
+    def converted(self, value: Value, strides: Strides) -> Value:
+        """The value with other strides, converted once for all who ask; at compile time where it is a constant."""
+        wanted = value.type.with_strides(strides)
+        if wanted.layout == value.type.layout:
+            return value
+        key = (value, wanted.layout)
+        if key not in self.made:
+            constant = self.rewriter.writer.constants.get(value.name)
+            self.made[key] = self.relaid(value, wanted) if constant is value else self.convert(value, wanted)
+        return self.made[key]
+
+    def relaid(self, constant: Value, wanted: TensorType) -> Value:
+        payload = self.rewriter.writer.payloads[constant.name]
+        self.changes.append(f"constant {constant.name} is laid out {described(wanted)}, at compile time")
+        promise = Payload(wanted, compute=Compute(Convert(), (payload,), (payload.type,)))
+        return self.rewriter.constant(promise, stem=constant.name)
+
+    def convert(self, value: Value, wanted: TensorType) -> Value:
+        """A conversion at run time."""
+        before, after = described(value.type), described(wanted)
+        self.changes.append(f"{value.name} is converted from {before} to {after}: {wanted.nbytes} bytes")
+        return self.rewriter.emit(Convert(), value, origins=(), stem="convert", types=[wanted])[0]
+
+    def owned(self, old: Value, strides: Strides) -> Value:
+        """A value that leaves the graph: with these strides, and alone in memory that a node of the graph wrote."""
+        value = self.rewriter[old]
+        wanted = value.type.with_strides(strides)
+        ready = value if wanted.layout == value.type.layout else self.made.get((value, wanted.layout), value)
+        root, offset = self.place.get(ready, (ready, 0))
+        is_whole = offset == 0 and root.type.size == ready.type.size and root not in self.sources
+        if ready.type.layout != wanted.layout or not is_whole or root in self.taken:
+            root = ready = self.convert(value, wanted)
+        self.taken.add(root)
+        return ready
+
+    @property
+    def sources(self) -> set[Value]:
+        writer = self.rewriter.writer
+        return {*writer.inputs.values(), *writer.states.values(), *writer.constants.values()}
+
+
+def promised_strides(graph: Graph) -> Mapping[Value, Strides]:
+    """The layout in which each value leaves the graph first."""
+    promised: dict[Value, Strides] = {}
+    for name, value in graph.updates.items():
+        promised.setdefault(value, graph.states[name].type.layout)
+    for name, value in graph.outputs.items():
+        promised.setdefault(value, graph.output_type(name).layout)
+    return promised
+
+
+def writes_anywhere(node: Node, strides: Strides) -> bool:
+    """Whether a node's first result may have any strides, so that an output of it needs no conversion."""
+    if isinstance(node.op, Attention):
+        return has_dense_rows(node.result.type.with_strides(strides))
+    return isinstance(node.op, Elementwise)
+
+
+def described(type: TensorType) -> str:
+    if type.is_row_major:
+        return "row-major"
+    return "channels-last" if type.is_channels_last else f"strides {type.layout}"
