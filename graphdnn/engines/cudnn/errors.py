@@ -65,9 +65,11 @@ FIXES: dict[Code, Callable[[str], Fix]] = {
 
 def attempt(action: Callable[[], T], who: str) -> T | Decline:
     """What `action` returns, or the decline that the frontend's exception stands for."""
+    import cudnn
+
     try:
         return action()
-    except (RuntimeError, ValueError, TypeError) as error:  # all that pybind makes of the frontend's errors
+    except (RuntimeError, ValueError, TypeError, cudnn.cudnnGraphNotSupportedError) as error:
         return decline(error, who)
 
 
