@@ -12,7 +12,15 @@ from graphdnn.errors import ExecutionError, GraphError
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype
 from graphdnn.runtime import dlpack
-from graphdnn.runtime.device import LEGACY_STREAM, CudaDevice, Event, Memory, host_view, stream_handle
+from graphdnn.runtime.device import (
+    LEGACY_STREAM,
+    PER_THREAD_STREAM,
+    CudaDevice,
+    Event,
+    Memory,
+    host_view,
+    stream_handle,
+)
 
 UNORDERED = -1
 """The stream by which a DLPack consumer says that it takes care of the order itself."""
@@ -35,8 +43,12 @@ class Order:
 
     def enter(self, stream: int) -> None:
         """Makes a stream wait for the work so far, where that was put on another one."""
-        if self.last is not None and self.last != stream:
+        if self.last is not None and not self.is_at(stream):
             self.join(stream)
+
+    def is_at(self, stream: int) -> bool:
+        """Whether work put on a stream now comes after the work so far."""
+        return stream == self.last and stream != PER_THREAD_STREAM
 
     def leave(self, stream: int, owner: object | None) -> None:
         """Work was put on `stream`; `owner` is the caller's stream object, or its number."""
@@ -54,7 +66,7 @@ class Order:
         it sees to the order.
         """
         with self._lock:
-            if self.last is None or stream == self.last:
+            if self.last is None or self.is_at(stream):
                 return
             if stream != LEGACY_STREAM and self._device.is_capturing(stream):
                 return
@@ -142,7 +154,7 @@ class DeviceArray:
 
     def go(self, stream: int) -> None:
         """Makes a stream wait for this array, and remembers that it is used there."""
-        if stream != self._order.last:
+        if not self._order.is_at(stream):
             self._order.join(stream)
             if isinstance(self._memory, Lease):
                 self._memory.travelled = True
@@ -225,11 +237,11 @@ def empty(type: TensorType) -> Array:
 class Source:
     """A caller's array as the runtime sees it: `array` for host memory, else an address on device `ordinal`.
 
-    `strides` are in elements, None for row-major; `dtype` is None when graphdnn has no such type (`element` names it).
-    `owner` keeps the memory alive.
+    `strides` on a device are in elements, None for row-major; `dtype` is None when graphdnn has no such type, which
+    `element` names then.  `owner` keeps the memory alive.
     """
 
-    __slots__ = ("address", "array", "dtype", "element", "ordinal", "owner", "shape", "strides")
+    __slots__ = ("address", "array", "dtype", "element", "ordinal", "owner", "read_only", "shape", "strides")
 
     def __init__(self, description: dlpack.Description, owner: object, array: Array | None = None) -> None:
         self.address = description.address
@@ -238,6 +250,7 @@ class Source:
         self.dtype = description.dtype
         self.element = description.element
         self.ordinal = None if description.kind in dlpack.ON_HOST else description.ordinal
+        self.read_only = description.read_only
         self.owner = owner
         self.array = array
 
@@ -286,12 +299,11 @@ def read_numpy(array: Array) -> Source:
     except GraphError:
         dtype = None
     size = array.itemsize
-    whole = all(s % size == 0 for s in array.strides)
-    held = array if whole else np.ascontiguousarray(array)
-    strides = tuple(s // size for s in held.strides)
-    name = str(array.dtype)
-    where = dlpack.Description(held.ctypes.data, held.shape, strides, dtype, name, dlpack.CPU, 0)
-    return Source(where, held, held)
+    whole = all(s % size == 0 for s in array.strides)  # a field of a structured array may step by parts of an element
+    strides = tuple(s // size for s in array.strides) if whole else None
+    name, read_only = str(array.dtype), not array.flags.writeable
+    where = dlpack.Description(array.ctypes.data, array.shape, strides, dtype, name, dlpack.CPU, 0, read_only)
+    return Source(where, array, array)
 
 
 def read_dlpack(array: Any, stream: int) -> Source:
@@ -327,10 +339,19 @@ def read_interface(array: Any, interface: Mapping[str, Any], stream: int, device
     strides = interface.get("strides")
     steps = None if strides is None else tuple(s // name.itemsize for s in strides)
     ordinal = device.ordinal_of(interface["data"][0]) if device is not None else 0
+    address, read_only = interface["data"]
     where = dlpack.Description(
-        interface["data"][0], tuple(interface["shape"]), steps, dtype, str(name), dlpack.CUDA, ordinal
+        address, tuple(interface["shape"]), steps, dtype, str(name), dlpack.CUDA, ordinal, read_only
     )
     return Source(where, array)
+
+
+def read_writable(who: str, array: Any, type: TensorType, stream: int, device: CudaDevice | None) -> Source:
+    """As `read_checked`, for an array that is going to be written."""
+    source = read_checked(who, array, type, stream, device)
+    if source.read_only:
+        raise ExecutionError(f"{who} is a read-only array; one that can be written is needed")
+    return source
 
 
 def type_name(array: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.types import Array, TensorType
-from graphdnn.runtime.arrays import DeviceArray, Source, empty, read_checked, read_inputs
+from graphdnn.runtime.arrays import DeviceArray, Source, empty, read_inputs, read_writable
 from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.context import ADDRESS_ALIGNMENT, Command, DeviceContext, Inlet, Outlet, issue, reads_in_place
 from graphdnn.runtime.device import LEGACY_STREAM, ContextLostError, Memory, stream_handle
@@ -119,11 +119,9 @@ class DeviceBound:
 
     def _write_to(self, name: str, array: Any, type: TensorType, after: list[Command]) -> int:
         """Where plans write an output that the caller gave, fetching it from there for an array on the host."""
-        source = read_checked(f"output {name}", array, type, self._device.stream, self._device)
+        source = read_writable(f"output {name}", array, type, self._device.stream, self._device)
         self._held.append(source.owner)
         if source.array is not None:
-            if not source.array.flags.writeable:
-                raise ExecutionError(f"output {name} is a read-only array; one that can be written is needed")
             memory: Memory = self._device.allocate(memory_bytes(type))
             outlet = Outlet(type, self._device)
             self._held += (memory, outlet)

@@ -196,10 +196,8 @@ class CudaDevice:
         self._context = check("open a device", self._driver.cuDevicePrimaryCtxRetain(ordinal))
         self._local = threading.local()
         self._shared = _Shared()
-        self._enter_first()
         self.name = str(device.name)
-        device.set_current()  # cuda.core makes streams only for a device that it was told is current in this thread
-        self._stream = device.create_stream()
+        self._stream = self._new_stream()
         self.stream = int(self._stream.handle)
 
     @staticmethod
@@ -412,7 +410,13 @@ class CudaDevice:
         try:
             return self._shared.capture_streams.pop()
         except IndexError:
-            return self._core.Device(self.ordinal).create_stream()
+            return self._new_stream()
+
+    def _new_stream(self) -> Any:
+        with self:
+            device = self._core.Device(self.ordinal)
+            device.set_current()  # cuda.core makes streams only for a device that it was told is current in this thread
+            return device.create_stream()
 
     def hand_back(self, stream: Any) -> None:
         self._shared.capture_streams.append(stream)

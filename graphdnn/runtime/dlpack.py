@@ -74,6 +74,7 @@ class Description(NamedTuple):
     element: str
     kind: int
     ordinal: int
+    read_only: bool = False
 
 
 _python = ctypes.pythonapi
@@ -167,4 +168,5 @@ def describe(capsule: object) -> Description:
         dtype.name if dtype is not None else f"DLPack type {code} of {bits} bits and {lanes} lanes",
         device.kind,
         device.ordinal,
+        isinstance(managed, Versioned) and bool(managed.flags & READ_ONLY),
     )

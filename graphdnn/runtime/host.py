@@ -13,7 +13,7 @@ from graphdnn.errors import ExecutionError
 from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.types import Array
-from graphdnn.runtime.arrays import empty, read_checked, read_inputs
+from graphdnn.runtime.arrays import empty, read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
 
 
@@ -96,10 +96,8 @@ class HostContext:
             if name not in graph.outputs:
                 known = ", ".join(graph.outputs)
                 raise ExecutionError(f"{name} is not an output of graph {graph.name}; its outputs are {known}")
-            source = read_checked(f"output {name}", given, graph.output_type(name), 0, None)
+            source = read_writable(f"output {name}", given, graph.output_type(name), 0, None)
             assert source.array is not None
-            if not source.array.flags.writeable:
-                raise ExecutionError(f"output {name} is a read-only array; one that can be written is needed")
             targets[name], written[name] = given, source.array
         return HostBound(self, arrays, targets, written)
 

@@ -182,7 +182,7 @@ def test_a_device_array_says_what_it_is(dtype: object) -> None:
     np.testing.assert_array_equal(host, wanted)
     assert str(array) == f"DeviceArray({type}, {device})"
     found = dlpack.describe(array.__dlpack__(max_version=(1, 1)))
-    assert found == (array._address, (3, 5, 7), (5, 1, 15), dtype, dtype.name, dlpack.CUDA, 0)
+    assert found == (array._address, (3, 5, 7), (5, 1, 15), dtype, dtype.name, dlpack.CUDA, 0, False)
     assert dlpack.describe(array.__dlpack__()) == found
     if dtype is bfloat16:
         assert not hasattr(array, "__cuda_array_interface__")

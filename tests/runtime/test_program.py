@@ -105,6 +105,18 @@ def test_bound_calls_read_and_overwrite_fixed_arrays(program: Program, rng: np.r
     assert (y != before).any()
 
 
+def test_bound_fields_of_structured_arrays_are_read_as_they_are(program: Program, rng: np.random.Generator) -> None:
+    """Their strides are no whole number of elements."""
+    packed = np.zeros(3, np.dtype([("row", np.float32, 5), ("tag", np.int8)]))
+    results = np.zeros(3, packed.dtype)
+    bound = program.bind({"x": packed["row"]}, {"y": results["row"]})
+    for _ in range(3):
+        packed["row"] = draw(rng)
+        found = bound()
+        np.testing.assert_array_equal(results["row"], expected(packed["row"])["y"])
+        check(found, packed["row"])
+
+
 def test_bound_outputs_must_fit(program: Program) -> None:
     x = np.zeros((3, 5), np.float32)
     frozen = np.zeros((3, 5), np.float32)
