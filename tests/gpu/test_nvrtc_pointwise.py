@@ -1,0 +1,216 @@
+"""Generated pointwise kernels on the device: every function and type, broadcasting, layouts, odd addresses."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.nvrtc.compile import compile_cubin
+from graphdnn.engines.nvrtc.engine import NvrtcEngine
+from graphdnn.engines.nvrtc.launch import load_plan
+from graphdnn.engines.nvrtc.recipe import Kernel, Recipe
+from graphdnn.ir.graph import Value
+from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
+from graphdnn.ir.types import DTYPES, Array, DType, channels_last, row_major
+from graphdnn.runtime.device import CudaDevice
+from tests.engines.cudnn.layouts import Layout, whole
+from tests.gpu.region_runs import Placed, built, check_region, run_region
+from tests.ir.samples import draw
+
+pytestmark = pytest.mark.gpu
+
+Rng = np.random.Generator
+NUMBERS = {"negative_slope": 0.1, "alpha": 1.5, "beta": 0.7, "min": -1, "max": 2}
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0)
+
+
+def spiced(array: Array, dtype: DType, turn: int) -> Array:
+    """The array with the elements that go wrong most often among its first."""
+    flat = array.reshape(-1)
+    if dtype.is_float:
+        flat[: len(SPECIAL)] = np.roll(SPECIAL, turn)
+    elif dtype.is_integer:
+        ends = np.iinfo(dtype.numpy)
+        # One above the least: numpy's absolute value of the least is itself, negative.
+        flat[:4] = np.roll([ends.max, ends.min + 1, 0, 1], turn)
+    return array
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=str)
+def test_every_function(device: CudaDevice, rng: Rng, dtype: DType) -> None:
+    """Ten functions a kernel, each on ordinary and on special elements."""
+    names = [fn for fn, row in FUNCTIONS.items() if TAKES[row.takes](dtype)]
+    for start in range(0, len(names), 10):
+        g = gd.GraphBuilder()
+        arrays = {n: spiced(draw(gd.TensorType((7, 33), dtype), rng), dtype, 3 * i) for i, n in enumerate("ab")}
+        operands = [g.input(n, (7, 33), dtype) for n in "ab"]
+        outputs: dict[str, Value] = {}
+        for fn in names[start : start + 10]:
+            numbers = tuple(1 if dtype.kind == "uint" else NUMBERS[p] for p, _ in FUNCTIONS[fn].parameters)
+            op = Pointwise(fn=fn, parameters=numbers)
+            outputs[fn] = g._add(op, *operands[: FUNCTIONS[fn].arity], name=None)[0]
+        check_region(device, whole(g.build(outputs)), arrays)
+
+
+@pytest.mark.parametrize("source", list(DTYPES.values()), ids=str)
+def test_every_cast(device: CudaDevice, rng: Rng, source: DType) -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (129,), source)
+    array = rng.uniform(0, 100, 129).astype(source.numpy) if source.kind != "bool" else rng.random(129) < 0.5
+    check_region(device, whole(g.build({t: g.cast(x, dtype) for t, dtype in DTYPES.items()})), {"x": array})
+
+
+def test_a_cast_rounds_inside_a_region(device: CudaDevice, rng: Rng) -> None:
+    """Float16, rounded, minus itself not rounded: exactly the rounding error, in float32."""
+    g = gd.GraphBuilder()
+    x = g.input("x", (300,), gd.float32)
+    graph = g.build({"y": g.sub(g.cast(g.cast(x, gd.float16), gd.float32), x)})
+    array = rng.standard_normal(300).astype(np.float32)
+    check_region(device, whole(graph), {"x": array})
+
+
+def test_float64_to_bfloat16_rounds_once(device: CudaDevice) -> None:
+    """Just above a tie: rounding to float32 first would make it one."""
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.cast(g.input("x", (2,), gd.float64), gd.bfloat16)})
+    tie = 1 + 2.0**-8
+    region = whole(graph)
+    found = run_region(device, region, {"x": np.array([tie + 2.0**-40, tie])})[region.outputs[0]].astype(np.float64)
+    np.testing.assert_array_equal(found, [1 + 2.0**-7, 1.0])
+
+
+Build = Callable[[gd.GraphBuilder], Mapping[str, Value]]
+
+
+def sizes_1d(count: int, dtype: DType) -> Build:
+    return lambda g: {"y": g.relu(g.input("x", (count,), dtype))}
+
+
+def bias_of(shape: tuple[int, ...], axis: int, strides: tuple[int, ...] | None = None) -> Build:
+    def build(g: gd.GraphBuilder) -> Mapping[str, Value]:
+        x = g.input("x", shape, gd.float16, strides=strides)
+        return {"y": g.gelu(g.bias(x, g.input("b", (shape[axis],), gd.float16), axis=axis))}
+
+    return build
+
+
+def relu_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType = gd.float16) -> Build:
+    return lambda g: {"y": g.relu(g.input("x", shape, dtype, strides=strides))}
+
+
+def squeeze_and_scale(g: gd.GraphBuilder) -> Mapping[str, Value]:
+    s = g.sigmoid(g.input("s", (3, 5, 1, 1), gd.float16))
+    return {"y": g.mul(g.input("x", (3, 5, 4, 9), gd.float16), s), "s": s}
+
+
+def vector_twice(g: gd.GraphBuilder) -> Mapping[str, Value]:
+    x, b = g.input("x", (4, 4, 4), gd.float32), g.relu(g.input("b", (4,), gd.float32))
+    return {"y": g.add(g.bias(x, b, axis=1), b), "b_out": b}
+
+
+def mixed(g: gd.GraphBuilder) -> Mapping[str, Value]:
+    a, b = g.input("a", (37, 40), gd.float16), g.input("b", (37, 40), gd.float32)
+    return {"sum": g.add(a, b), "less": g.less(a, b), "picked": g.select(g.less(a, b), a, 0.5)}
+
+
+def outer(g: gd.GraphBuilder) -> Mapping[str, Value]:
+    return {"y": g.mul(g.input("a", (33, 1), gd.float16), g.input("b", (1, 48), gd.float16))}
+
+
+def alone(g: gd.GraphBuilder) -> Mapping[str, Value]:
+    return {"y": g.exp(g.input("x", (), gd.float32))}
+
+
+def reordered(g: gd.GraphBuilder) -> Mapping[str, Value]:
+    a = g.input("a", (2, 3, 4, 5, 6), gd.float32, strides=(360, 120, 1, 24, 4))
+    return {"y": g.add(a, g.input("b", (3, 1, 5, 1), gd.float32))}
+
+
+IMAGE = (3, 16, 5, 7)
+CASES: dict[str, tuple[Build, Layout]] = {
+    **{f"length_{n}": (sizes_1d(n, gd.float16), row_major) for n in (1, 63, 65, 127, 129, 300)},
+    "length_10007": (sizes_1d(10007, gd.float16), row_major),
+    "several_groups_a_thread": (sizes_1d(2**23 + 3, gd.float16), row_major),
+    "bytes": (lambda g: {"y": g.logical_not(g.input("x", (67,), gd.bool))}, row_major),
+    "bias_last_axis": (bias_of((5, 7, 24), 2), row_major),
+    "bias_channels_first": (bias_of((3, 5, 8, 16), 1), row_major),
+    "bias_channels_first_odd": (bias_of((3, 5, 7, 9), 1), row_major),
+    "bias_channels_last": (bias_of(IMAGE, 1, channels_last(IMAGE)), channels_last),
+    "first_to_last": (bias_of(IMAGE, 1), channels_last),
+    "last_to_first": (bias_of(IMAGE, 1, channels_last(IMAGE)), row_major),
+    "rows_with_gaps": (relu_of((7, 16), (24, 1)), row_major),
+    "rows_with_odd_gaps": (relu_of((7, 16), (25, 1)), row_major),
+    "expanded_rows": (relu_of((7, 16), (0, 1)), row_major),
+    "expanded_columns": (relu_of((7, 16), (1, 0)), row_major),
+    "every_second": (relu_of((7, 16), (32, 2), gd.float32), row_major),
+    "transposed_output": (relu_of((7, 18), (18, 1)), lambda shape: (1, shape[0])),
+    "output_with_gaps": (relu_of((7, 16), (16, 1)), lambda shape: (24, 1)),
+    "small_output": (squeeze_and_scale, row_major),
+    "vector_at_two_axes": (vector_twice, row_major),
+    "mixed_types": (mixed, row_major),
+    "outer_product": (outer, row_major),
+    "one_element": (alone, row_major),
+    "reordered_axes": (reordered, row_major),
+}
+
+
+@pytest.mark.parametrize("shift", [0, 2, 4, 8])
+@pytest.mark.parametrize("name", CASES)
+def test_shapes_and_layouts(device: CudaDevice, rng: Rng, name: str, shift: int) -> None:
+    """Case T1 among them: addresses off the boundary that vectors need."""
+    build, layout = CASES[name]
+    g = gd.GraphBuilder(name)
+    region = whole(g.build(build(g)), layout)
+    widest = max(v.type.dtype.itemsize for v in (*region.inputs, *region.outputs))
+    shift = -(-shift // widest) * widest
+    check_region(device, region, {v.name: draw(v.type, rng) for v in region.inputs}, shift)
+
+
+def test_numbers_in_float_and_integer_outputs_of_one_kernel(device: CudaDevice, rng: Rng) -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (300,), gd.bfloat16)
+    i = g.input("i", (300,), gd.int64)
+    region = whole(g.build({"y": 2.5 - x * -1e-3, "z": i * -7 + 2**40}))
+    check_region(device, region, {"x": draw(x.type, rng), "i": draw(i.type, rng)})
+
+
+def test_a_plan_runs_on_other_addresses_and_inside_a_capture(device: CudaDevice, rng: Rng) -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (1000,), gd.float32)
+    region = whole(g.build({"y": g.neg(x)}))
+    plan = built(NvrtcEngine(), region, device)
+    assert plan.kernels == 1
+    arrays = [draw(x.type, rng) for _ in range(3)]
+    with device:
+        ins = [Placed(device, x.type, 0).filled(a) for a in arrays]
+        outs = [Placed(device, x.type, 0).filled(None) for _ in arrays]
+        addresses = [[i.address, o.address] for i, o in zip(ins, outs, strict=True)]
+        plan.enqueue(addresses[0], device.stream, 0)
+        plan.enqueue(addresses[1], device.stream, 0)
+        captured = device.capture(lambda stream: plan.enqueue(addresses[2], stream, 0))
+        captured.launch(device.stream)
+        device.synchronize()
+        for array, out in zip(arrays, outs, strict=True):
+            np.testing.assert_array_equal(out.read(), -array)
+
+
+def test_a_refused_launch_names_the_kernel(device: CudaDevice) -> None:
+    kernel = Kernel("idle", 'extern "C" __global__ void idle() {}', (), (1, 1, 1), (2048, 1, 1))
+    cubin = compile_cubin(kernel.source, device.target.arch)
+    assert isinstance(cubin, bytes)
+    with device:
+        plan = load_plan(Recipe("idle", (kernel,)), (cubin,))
+        assert not isinstance(plan, Decline)
+        with pytest.raises(gd.ExecutionError, match=r"generated kernel idle of idle.*CUDA_ERROR_INVALID_VALUE"):
+            plan.enqueue((), device.stream, 0)
+
+
+def test_a_broken_cubin_is_declined(device: CudaDevice) -> None:
+    kernel = Kernel("idle", "", (), (1, 1, 1), (32, 1, 1))
+    with device:
+        answer = load_plan(Recipe("idle", (kernel,)), (b"no cubin at all",))
+    assert isinstance(answer, Decline)
+    assert answer.code == Code.BUILD
+    assert "idle" in answer.reason
