@@ -207,7 +207,9 @@ def test_constants_are_computed_when_asked_for():
     w = g.constant(np.float16([[1, 2, 3], [4, 5, 6]]), name="w")
     wide = g.mul(g.cast(g.transpose(w, (1, 0)), gd.float32), 0.1)
     low, high = g.split(wide, (1, 2), axis=0)
-    graph = g.build({"y": g.add(g.matmul(x, wide), g.reduce_sum(high, axes=0)), "low": g.mul(g.reduce_sum(x, axes=1), low)})
+    graph = g.build(
+        {"y": g.add(g.matmul(x, wide), g.reduce_sum(high, axes=0)), "low": g.mul(g.reduce_sum(x, axes=1), low)}
+    )
     done = canonicalize(graph)
     assert not any(n.op.label in ("transpose", "cast", "split") for n in done.graph.nodes)
     assert all(not p.has_data or p._array is None for n, p in done.graph.payloads.items() if n != "w")
