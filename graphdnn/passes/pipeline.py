@@ -1,7 +1,8 @@
 """The passes in their order, and what each of them changed.
 
-The order: types first (promote), then fewer and canonical nodes, then larger ops (raise), then fewer of them (fold),
-then ops that some engine takes (complete, expand), and layouts last, when the nodes to lay out are known.
+The order: types first (promote), then fewer and canonical nodes, then larger ops (raise), views out of the way of
+pointwise ops (sink), then fewer ops (fold), then ops that some engine takes (complete, expand), and layouts last, when
+the nodes to lay out are known.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.promote import promote
 from graphdnn.passes.raising import raise_ops
 from graphdnn.passes.rewrite import Refusal, Rewritten
+from graphdnn.passes.sinking import sink_views
 
 Ask = Callable[[Region], float | None]
 """Cheapest estimated microseconds at which some engine runs a region; None where none takes it."""
 
-OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "fuse")
+OPTIONAL_PASSES = ("canonicalize", "raise", "sink", "fold", "fuse")
 """Passes that a user may leave out; without the others the graph could not run."""
 
 
@@ -44,6 +46,7 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         ("promote", promote),
         ("canonicalize", canonicalize),
         ("raise", raise_ops),
+        ("sink", sink_views),
         ("fold", fold),
         ("complete", complete),
         ("expand", lambda g: expand(g, ask)),
