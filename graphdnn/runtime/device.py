@@ -14,7 +14,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy as np
 from graphdnn.engines.contract import Store
 from graphdnn.errors import ExecutionError, SetupError
 from graphdnn.ir.types import Array, TensorType
-from graphdnn.target import Target, described, known_devices
+from graphdnn.target import Target
 
 if TYPE_CHECKING:
     from graphdnn.runtime.capture import CapturedGraph
@@ -44,16 +43,6 @@ CAPTURE_IMPLICIT = 906
 CAPTURE_ERRORS = range(900, 909)
 STICKY_ERRORS = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
 """Errors after which a CUDA context never works again."""
-
-PACKAGES = {"cudnn": "nvidia-cudnn-cu13", "cublas": "nvidia-cublas", "nvrtc": "nvidia-cuda-nvrtc"}
-"""Package that brings each library whose version a Target states."""
-
-MATRIX_RATE = {7: 1024, 8: 2048, 9: 4096, 10: 8192}
-"""Half-precision operations per cycle and multiprocessor of the matrix units, by major compute capability."""
-
-CONSUMER_MATRIX_RATE = 1024
-REACH = 0.75
-"""Part of a datasheet's peak that large kernels reach; for devices that nobody has measured."""
 
 
 class ContextLostError(ExecutionError):
@@ -259,48 +248,23 @@ class CudaDevice:
     @functools.cached_property
     def target(self) -> Target:
         """What this device is: a described one where its name is known, else a description from its attributes."""
-        words = self.name.lower().replace("-", " ").split()
-        name = next((n for n in known_devices() if n in words), None)
-        versions = {k: v for k, v in ((k, _version(p)) for k, p in PACKAGES.items()) if v}
-        number = int(check("read the driver's version", self._driver.cuDriverGetVersion()))
-        versions["driver"] = f"{number // 1000}.{number % 1000 // 10}"
-        if name is None:
-            return self._described_by_attributes(versions)
-        known = described(name)
-        return replace(known, present=True, ordinal=self.ordinal, versions={**known.versions, **versions})
+        from graphdnn.runtime.describe import describe
 
-    def _described_by_attributes(self, versions: dict[str, str]) -> Target:
-        with self:
-            device = self._core.Device(self.ordinal)
-            found = device.properties
-            major, minor = found.compute_capability_major, found.compute_capability_minor
-            cycles = found.multiprocessor_count * found.clock_rate * 1e3
-            per_cycle = MATRIX_RATE.get(major, CONSUMER_MATRIX_RATE) if minor == 0 else CONSUMER_MATRIX_RATE
-            half = per_cycle * cycles * REACH
-            memory = check("read the memory's size", self._driver.cuDeviceTotalMem(self.ordinal))
-            return Target(
-                name=self.name,
-                kind="cuda",
-                present=True,
-                ordinal=self.ordinal,
-                versions=versions,
-                launch_us=2.0,
-                bandwidth=2e3 * found.memory_clock_rate * found.global_memory_bus_width / 8 * REACH or 3e11,
-                rates={
-                    "float16": half,
-                    "bfloat16": half,
-                    "tf32": half / 2,
-                    "int8": 2 * half,
-                    "float32": 256 * cycles * REACH,
-                    "float64": 4 * cycles,
-                    "special": 32 * cycles * REACH,
-                },
-                compute_capability=(major, minor),
-                sm_count=found.multiprocessor_count,
-                l2_bytes=found.l2_cache_size,
-                memory_bytes=int(memory),
-                shared_bytes=found.max_shared_memory_per_block_optin,
-            )
+        return describe(self)
+
+    @property
+    def driver_version(self) -> str:
+        """CUDA version of the driver, such as 13.0."""
+        number = int(check("read the driver's version", self._driver.cuDriverGetVersion()))
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(check("read the memory's size", self._driver.cuDeviceTotalMem(self.ordinal)))
+
+    def properties(self) -> Any:
+        """cuda.core's properties of the device."""
+        return self._core.Device(self.ordinal).properties
 
     def check(self, what: str, result: tuple[Any, ...]) -> Any:
         """The value of a driver call.  Raises ExecutionError, remembering an error that ends the context."""
@@ -491,13 +455,3 @@ def check(what: str, result: tuple[Any, ...]) -> Any:
 
 def _bury(shared: _Shared, is_host: bool, handle: int) -> None:
     shared.graveyard.append((is_host, handle))
-
-
-def _version(package: str) -> str | None:
-    """First three components of an installed package's version."""
-    from importlib import metadata
-
-    try:
-        return ".".join(metadata.version(package).split(".")[:3])
-    except metadata.PackageNotFoundError:
-        return None

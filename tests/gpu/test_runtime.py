@@ -16,6 +16,7 @@ import graphdnn as gd
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
 from graphdnn.runtime.capture import count_kernels
+from graphdnn.runtime.describe import from_attributes
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.timing import Timer
@@ -62,7 +63,7 @@ def test_the_device_is_described(device: CudaDevice) -> None:
     assert target.sm_count == torch.cuda.get_device_properties(0).multi_processor_count
     if "H200" in torch.cuda.get_device_name():
         assert target.name == "h200"
-    other = device._described_by_attributes({})
+    other = from_attributes(device, {})
     assert other.compute_capability == target.compute_capability
     assert min(other.bandwidth, *other.rates.values(), other.l2_bytes, other.shared_bytes) > 0
     if target.name == "h200":
@@ -383,6 +384,7 @@ CHILD = """
 import os, sys
 import numpy as np
 from graphdnn.errors import ExecutionError
+from graphdnn.runtime.describe import from_attributes
 from graphdnn.runtime.device import CudaDevice
 from tests.gpu.handwritten import affine, program
 import graphdnn as gd

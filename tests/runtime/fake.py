@@ -191,6 +191,8 @@ class FakePlan:
         region = self.region
         inputs, outputs = addresses[: len(region.inputs)], addresses[len(region.inputs) :]
         assert len(outputs) == len(region.outputs)
+        for address, value in zip(inputs, region.inputs, strict=True):
+            assert region.graph.inputs.get(value.name) is not value or address % 16 == 0 or region.pattern == "convert"
         spans = [span(a, v.type) for a, v in zip(outputs, region.outputs, strict=True)]
         if self.workspace_bytes:
             assert workspace % ALIGNMENT == 0

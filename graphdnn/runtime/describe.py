@@ -1,0 +1,75 @@
+"""What the device that is here is to the planner: measured ceilings where we have them, a datasheet's elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import metadata
+
+from graphdnn.runtime.device import CudaDevice
+from graphdnn.target import Target, described, known_devices
+
+PACKAGES = {"cudnn": "nvidia-cudnn-cu13", "cublas": "nvidia-cublas", "nvrtc": "nvidia-cuda-nvrtc"}
+"""Package that brings each library whose version a Target states."""
+
+MATRIX_RATE = {7: 1024, 8: 2048, 9: 4096, 10: 8192}
+"""Half-precision operations per cycle and multiprocessor of the matrix units, by major compute capability."""
+
+CONSUMER_MATRIX_RATE = 1024
+"""The same where the minor number is not 0."""
+
+REACH = 0.75
+"""Part of a datasheet's peak that large kernels reach."""
+
+UNKNOWN_BANDWIDTH = 3e11
+"""Bytes per second where the driver tells no memory clock."""
+
+
+def describe(device: CudaDevice) -> Target:
+    """The described device of this name with the versions found here, or a description from attributes."""
+    words = device.name.lower().replace("-", " ").split()
+    name = next((n for n in known_devices() if n in words), None)
+    versions = {key: found for key, package in PACKAGES.items() if (found := version(package))}
+    versions["driver"] = device.driver_version
+    if name is None:
+        return from_attributes(device, versions)
+    known = described(name)
+    return replace(known, present=True, ordinal=device.ordinal, versions={**known.versions, **versions})
+
+
+def from_attributes(device: CudaDevice, versions: dict[str, str]) -> Target:
+    """A description by clocks and counts."""
+    found = device.properties()
+    major, minor = found.compute_capability_major, found.compute_capability_minor
+    cycles = found.multiprocessor_count * found.clock_rate * 1e3
+    half = (CONSUMER_MATRIX_RATE if minor else MATRIX_RATE.get(major, CONSUMER_MATRIX_RATE)) * cycles * REACH
+    return Target(
+        name=device.name,
+        kind="cuda",
+        present=True,
+        bandwidth=2e3 * found.memory_clock_rate * found.global_memory_bus_width / 8 * REACH or UNKNOWN_BANDWIDTH,
+        rates={
+            "float16": half,
+            "bfloat16": half,
+            "tf32": half / 2,
+            "int8": 2 * half,
+            "float32": 256 * cycles * REACH,
+            "float64": 4 * cycles,
+            "special": 32 * cycles * REACH,
+        },
+        launch_us=2.0,
+        compute_capability=(major, minor),
+        sm_count=found.multiprocessor_count,
+        l2_bytes=found.l2_cache_size,
+        memory_bytes=device.memory_bytes,
+        shared_bytes=found.max_shared_memory_per_block_optin,
+        versions=versions,
+        ordinal=device.ordinal,
+    )
+
+
+def version(package: str) -> str | None:
+    """First three components of an installed package's version."""
+    try:
+        return ".".join(metadata.version(package).split(".")[:3])
+    except metadata.PackageNotFoundError:
+        return None

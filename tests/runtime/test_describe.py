@@ -1,0 +1,50 @@
+"""Which description a device gets, from its name or from its attributes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.runtime.describe import describe
+
+PROPERTIES = SimpleNamespace(
+    compute_capability_major=9,
+    compute_capability_minor=0,
+    multiprocessor_count=132,
+    clock_rate=1_980_000,
+    memory_clock_rate=3_201_000,
+    global_memory_bus_width=6144,
+    l2_cache_size=62914560,
+    max_shared_memory_per_block_optin=232448,
+)
+
+
+def device(name: str, **changes: int) -> SimpleNamespace:
+    found = SimpleNamespace(**{**vars(PROPERTIES), **changes})
+    return SimpleNamespace(
+        name=name, ordinal=3, driver_version="13.0", memory_bytes=150_000_000_000, properties=lambda: found
+    )
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H200 NVL", "H200-141GB"])
+def test_a_known_name_gets_the_measured_ceilings(name: str) -> None:
+    target, known = describe(device(name)), gd.Target.named("h200")
+    assert (target.name, target.present, target.ordinal) == ("h200", True, 3)
+    assert (target.bandwidth, target.rates) == (known.bandwidth, known.rates)
+    assert target.versions["driver"] == "13.0"
+    assert target.versions["cudnn"].count(".") == 2
+
+
+def test_an_unknown_one_is_estimated_from_its_attributes() -> None:
+    """An H200 under another name comes out within a factor of 1.6 of what was measured."""
+    target, known = describe(device("NVIDIA Secret")), gd.Target.named("h200")
+    assert (target.name, target.arch, target.sm_count) == ("NVIDIA Secret", "sm_90", 132)
+    assert 1 / 1.6 < target.bandwidth / known.bandwidth < 1.6
+    for unit in ("float16", "bfloat16", "tf32", "float32", "int8", "special"):
+        assert 1 / 1.6 < target.rates[unit] / known.rates[unit] < 1.6, unit
+
+
+def test_a_driver_that_tells_no_memory_clock() -> None:
+    assert describe(device("NVIDIA Secret", memory_clock_rate=0)).bandwidth > 0
+    small = describe(device("NVIDIA Secret", compute_capability_major=8, compute_capability_minor=9))
+    assert small.rates["float16"] < describe(device("NVIDIA Secret")).rates["float16"] / 3
