@@ -93,7 +93,7 @@ def frames(anatomy: Anatomy) -> Iterator[Frame]:
         yield Rows(first.op.axes[0])
     else:
         rank = max((v.type.rank for n in region.nodes for v in n.results), default=0)
-        yield Spatial(max(4, rank))
+        yield Matrix() if rank < 4 else Spatial(rank)
 
 
 def misfit(region: Region, frame: Frame) -> Decline | None:

@@ -26,7 +26,7 @@ FIXED_US = 1.5
 """What any kernel takes to fill and drain, besides the gap before it."""
 
 BANDWIDTH: dict[str, float] = {"conv": 0.6, "matmul": 0.85, "norm": 0.8, "attention": 0.65, "pointwise": 0.6}
-"""Share of the copy bandwidth that each family reaches: convolutions with an epilogue 0.55 to 0.65, norms 0.75 to 0.9."""
+"""Share of the copy bandwidth by family: convolutions with an epilogue reach 0.55 to 0.65, norms 0.75 to 0.9."""
 
 ODD_ROWS = 0.5
 """Further share for norms whose rows are no multiple of 64."""
@@ -36,7 +36,7 @@ UNALIGNED: tuple[tuple[int, float], ...] = ((8, 1.0), (4, 0.55), (1, 0.35))
 
 DEPTHWISE_RATE = 6e11
 DEPTHWISE_STRIDED_RATE = 3e11
-"""Operations per second of cuDNN's fused kernels for one channel a group: 2.8e11 to 4.7e11 products, half with strides."""
+"""Operations per second of cuDNN's fused kernels for one channel a group: 2.8e11 to 4.7e11 products, half if strided."""
 
 NARROW_GROUP = 8
 """Channels of a group below which the matrix units do not help."""

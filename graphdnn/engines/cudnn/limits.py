@@ -8,12 +8,13 @@ from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy
 from graphdnn.engines.cudnn.frames import Ints, is_channels_last
+from graphdnn.engines.cudnn.rules.pointwise import BRANCHING, TWO_SIDED
 from graphdnn.engines.cudnn.tables import IEEE
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
-from graphdnn.ir.ops.pointwise import Elementwise
+from graphdnn.ir.ops.pointwise import Cast, Elementwise
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.types import TensorType, normalized_strides, row_major
 
@@ -171,12 +172,6 @@ def matmul(anatomy: Anatomy, policy: Policy) -> Decline | None:
                     Code.LAYOUT,
                     f"{node}: {value} has strides {value.type.layout}; cuDNN needs neighbours along rows or columns",
                 )
-    exits = [v for n in anatomy.anchors for v in n.results if v in anatomy.region.outputs]
-    if exits and anatomy.after:
-        return Decline(
-            Code.PATTERN,
-            f"{exits[0]} is needed outside and {anatomy.after[0]} follows it; cuDNN gives the product or what follows",
-        )
     return None
 
 
@@ -224,6 +219,9 @@ def fused_norm(anatomy: Anatomy, node: Node) -> Decline | None:
             f"{FUSED_NORM_MULTIPLE}",
             Fix(node.operands[0].name, "row length", str(length), str(after)),
         )
+    problem = chain(anatomy, node)
+    if problem is not None:
+        return problem
     for value in (*anatomy.region.inputs, *anatomy.region.outputs):
         if value.type.dtype != x.dtype:
             return Decline(
@@ -231,6 +229,35 @@ def fused_norm(anatomy: Anatomy, node: Node) -> Decline | None:
                 f"{node}: {value} is {value.type} and x is {x.dtype}; with pointwise work around a norm cuDNN needs "
                 "one type",
                 Fix(value.name, "dtype", value.type.dtype.name, x.dtype.name),
+            )
+    return None
+
+
+def chain(anatomy: Anatomy, norm: Node) -> Decline | None:
+    """Around a norm each tensor is read once, by functions that are one operation each."""
+    reads = [v for n in anatomy.region.nodes for v in n.operands if v.literal is None]
+    twice = next((v for v in reads if reads.count(v) > 1), None)
+    if twice is not None:
+        return Decline(
+            Code.PATTERN, f"{norm}: {twice} is read twice; around a norm cuDNN takes a chain of pointwise work only"
+        )
+    if norm.result in anatomy.region.outputs and anatomy.after:
+        return Decline(
+            Code.PATTERN, f"{norm} is needed outside and {anatomy.after[0]} follows it; cuDNN gives one of them"
+        )
+    for node in anatomy.pointwise:
+        assert isinstance(node.op, Elementwise)
+        function, first = node.op.function, node.operands[0]
+        outside = len(node.operands) > 1 and first not in anatomy.computed and node.operands[1] in anatomy.computed
+        if (
+            function in BRANCHING
+            or isinstance(node.op, Cast)
+            or (outside and function not in TWO_SIDED - {"add_square"})
+        ):
+            return Decline(
+                Code.PATTERN,
+                f"{norm}: {node} is not one operation on the value that passes through; around a norm cuDNN takes a chain "
+                "of such only",
             )
     return None
 

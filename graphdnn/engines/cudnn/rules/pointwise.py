@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from graphdnn.engines.cudnn.frames import Rows
 from graphdnn.engines.cudnn.lower import Emit, Handle, rule
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.pointwise import Bias, Cast, Elementwise, Pointwise, Select
@@ -222,8 +223,11 @@ OPERATIONS: dict[str, int] = {
 }
 """Most cuDNN operations that one function becomes; one where it is not listed."""
 
+BRANCHING = frozenset({"hard_swish", "elu", *(f for f in (*MODE, *COMPOSED) if f.endswith("_backward"))})
+"""Functions that read a tensor twice in some form, and gradients, on which cuDNN's norms fail."""
+
 TWO_SIDED = frozenset(SWAPPED) | frozenset(SMALL_FIRST) | {"select"}
-"""Functions of several operands whose first may be the smaller one."""
+"""Functions whose first operand may be the smaller one, or the one from outside."""
 
 DECLINED: dict[str, str] = {"atan2": "cuDNN has no operation for the angle of a point"}
 """Functions that are not lowered, and why."""
@@ -243,7 +247,7 @@ def pointwise(emit: Emit, node: Node) -> tuple[Handle, ...]:
     assert isinstance(node.op, Elementwise)
     function = node.op.function
     operands = [emit.operand(node, i) for i in range(len(node.operands))]
-    if len(operands) == 2 and is_smaller(node, 0) and not is_smaller(node, 1):
+    if len(operands) == 2 and changes_places(emit, node):
         if function in SMALL_FIRST:
             return (SMALL_FIRST[function](emit, operands, ()),)
         method, operands = SWAPPED[function], operands[::-1]
@@ -257,6 +261,15 @@ def pointwise(emit: Emit, node: Node) -> tuple[Handle, ...]:
     if function in BOOLEAN or function in LOGICAL:
         made.set_data_type(emit.cudnn.data_type.BOOLEAN)
     return (made,)
+
+
+def changes_places(emit: Emit, node: Node) -> bool:
+    """Whether the second operand must be told first: the first is the smaller one, or, in the chain of operations
+    around a norm, the one that comes from outside.
+    """
+    if is_smaller(node, 0) != is_smaller(node, 1):
+        return is_smaller(node, 0)
+    return isinstance(emit.frame, Rows) and node.operands[0] not in emit.handles and node.operands[1] in emit.handles
 
 
 @rule(Cast)

@@ -1,0 +1,101 @@
+"""Regions of the families that cuDNN takes, small and of unequal extents."""
+
+from collections.abc import Callable, Sequence
+
+import graphdnn as gd
+from graphdnn.ir.graph import Value
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType, bool_, channels_last, row_major
+from tests.engines.cudnn.layouts import Layout, spatial_last, whole
+
+Ints = tuple[int, ...]
+Finish = Callable[[gd.GraphBuilder, Value], Value | dict[str, Value]]
+
+
+def closed(g: gd.GraphBuilder, y: Value | dict[str, Value], layout: Layout = spatial_last) -> Region:
+    return whole(g.build(y if isinstance(y, dict) else {"y": y}), layout)
+
+
+def convolution(
+    shape: Ints = (3, 24, 9, 7),
+    filters: int = 40,
+    kernel: Ints = (3, 3),
+    dtype: DType = gd.float16,
+    layout: Layout = channels_last,
+    finish: Finish = lambda g, y: y,
+    **attributes: object,
+) -> Region:
+    """A convolution with what `finish` puts behind it."""
+    g = gd.GraphBuilder("conv")
+    groups = int(attributes.get("groups", 1))  # type: ignore[call-overload]
+    weights = (filters, shape[1] // groups, *kernel)
+    x = g.input("x", shape, dtype, strides=layout(shape))
+    w = g.input("w", weights, dtype, strides=layout(weights))
+    y = g.conv(x, w, padding=attributes.pop("padding", 1), **attributes)  # type: ignore[arg-type]
+    return closed(g, finish(g, y), lambda s: layout(s) if len(s) > 3 else row_major(s))
+
+
+def bias(g: gd.GraphBuilder, y: Value, name: str = "b", dtype: DType | None = None) -> Value:
+    """One entry a channel added."""
+    shape = (1, y.type.shape[1], *(1,) * (y.type.rank - 2))
+    return g.bias(y, g.input(name, shape, dtype or y.type.dtype))
+
+
+def residual(g: gd.GraphBuilder, y: Value, shape: Ints | None = None, name: str = "r") -> Value:
+    """A tensor added, channels-last."""
+    shape = shape or y.type.shape
+    strides = channels_last(shape) if len(shape) > 3 else None
+    return g.add(y, g.input(name, shape, y.type.dtype, strides=strides))
+
+
+def product(
+    a: Ints = (23, 40), b: Ints = (40, 33), dtype: DType = gd.float16, finish: Finish = lambda g, y: y
+) -> Region:
+    """A matrix product with what `finish` puts behind it."""
+    g = gd.GraphBuilder("matmul")
+    return closed(g, finish(g, g.matmul(g.input("a", a, dtype), g.input("b", b, dtype))), row_major)
+
+
+def columns(g: gd.GraphBuilder, y: Value, name: str = "c") -> Value:
+    """One entry a column added to a product."""
+    return g.add(y, g.input(name, y.type.shape[-1:], y.type.dtype))
+
+
+def norm(
+    shape: Ints = (5, 7, 128),
+    dtype: DType = gd.float16,
+    parameters: DType | None = None,
+    before: Finish = lambda g, x: x,
+    finish: Finish = lambda g, y: y,
+    rms: bool = False,
+) -> Region:
+    """A norm over the last axis between `before` and `finish`."""
+    g = gd.GraphBuilder("norm")
+    x = before(g, g.input("x", shape, dtype))
+    assert isinstance(x, Value)
+    scale = g.input("scale", shape[-1:], parameters or dtype)
+    y = g.rms_norm(x, scale) if rms else g.layer_norm(x, scale, g.input("shift", shape[-1:], parameters or dtype))
+    return closed(g, finish(g, y), row_major)
+
+
+def attention(
+    q: Ints = (2, 6, 33, 64),
+    k: Ints = (2, 3, 65, 64),
+    features: int = 40,
+    dtype: DType = gd.float16,
+    extras: Sequence[str] = (),
+    bias_shape: Ints = (1, 6, 33, 65),
+    **attributes: object,
+) -> Region:
+    """Attention of unequal extents; `extras` names bias, mask and lengths to hand in."""
+    g = gd.GraphBuilder("attention")
+    given: dict[str, Value] = {}
+    for name in extras:
+        if name.endswith("lengths"):
+            given[name] = g.input(name, q[:1], gd.int32)
+        else:
+            given[name] = g.input(name, bias_shape, dtype if name == "bias" else bool_)
+    made = g.attention(
+        g.input("q", q, dtype), g.input("k", k, dtype), g.input("v", (*k[:3], features), dtype), **given, **attributes
+    )
+    return closed(g, dict(zip(("o", "lse"), made, strict=True)) if isinstance(made, tuple) else made, row_major)

@@ -1,0 +1,197 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import FIXABLE, Code, Decline
+from graphdnn.engines.contract import Policy, Support
+from graphdnn.engines.cudnn.engine import CudnnEngine
+from graphdnn.engines.cudnn.lower import RULES
+from graphdnn.engines.cudnn.rules.pointwise import COMPOSED, MODE
+from graphdnn.engines.cudnn.rules.pointwise import DECLINED as DECLINED_FUNCTIONS
+from graphdnn.engines.cudnn.support import DECLINED, LOWERED
+from graphdnn.ir.graph import Value
+from graphdnn.ir.op import OPS
+from graphdnn.ir.ops.pointwise import FUNCTIONS
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType, channels_last, row_major
+from graphdnn.target import Target
+from tests.engines.cudnn.regions import attention, bias, closed, columns, convolution, norm, product, residual
+
+H200 = Target.named("h200")
+IEEE, TF32 = Policy(), Policy(precision="tf32")
+
+MOVES_DATA = frozenset(
+    {
+        "avg_pool", "concat", "convert", "expand", "gather", "iota", "max_pool", "pad", "reshape", "slice", "split",
+        "squeeze", "transpose", "unsqueeze", "write_slice",
+    }
+)  # fmt: skip
+"""Kinds that cuDNN's interface has no operation for, or none that is a kernel of its own."""
+
+
+def ask(region: Region, policy: Policy = IEEE, target: Target = H200) -> Support | Decline:
+    return CudnnEngine().supports(region, target, policy)
+
+
+def test_every_op_has_a_rule_or_a_reason() -> None:
+    lowered = {kind for kind, op in OPS.items() if issubclass(op, LOWERED)}
+    declined = {op.kind for op in DECLINED} | MOVES_DATA
+    assert lowered | declined == set(OPS)
+    assert not lowered & declined
+    assert {op.kind for op in RULES} == lowered
+
+
+def test_every_pointwise_function_has_a_method_or_a_reason() -> None:
+    assert set(MODE) | set(COMPOSED) | set(DECLINED_FUNCTIONS) == set(FUNCTIONS)
+
+
+def test_answering_loads_no_cuda_package() -> None:
+    """Run alone in a child process: other tests of this process load them."""
+    code = (
+        "import sys\n"
+        "from tests.engines.cudnn.regions import convolution\n"
+        "from graphdnn.engines.cudnn.engine import CudnnEngine\n"
+        "from graphdnn.engines.contract import Policy\n"
+        "from graphdnn.target import Target\n"
+        "assert CudnnEngine().supports(convolution(), Target.named('h200'), Policy())\n"
+        "assert not {'cudnn', 'cuda', 'nvmath', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+TAKEN = {
+    "conv": convolution(),
+    "conv, odd channels": convolution((2, 3, 11, 8), 17, finish=lambda g, y: g.relu(bias(g, y))),
+    "conv, row-major": convolution(layout=row_major, finish=lambda g, y: g.relu(bias(g, y))),
+    "conv, two outputs": convolution(finish=lambda g, y: {"y": y, "z": g.relu(y)}),
+    "conv, clip": convolution(finish=lambda g, y: g.clip(bias(g, y), min=0, max=6)),
+    "conv, compare and select": convolution(finish=lambda g, y: g.select(g.greater(y, 0.0), y, g.mul(y, 0.1))),
+    "conv, one entry a pixel": convolution(finish=lambda g, y: residual(g, y, (3, 1, 9, 7))),
+    "conv, float32 bias": convolution(finish=lambda g, y: bias(g, y, dtype=gd.float32)),
+    "conv, channel sums": convolution(finish=lambda g, y: g.reduce_sum(g.cast(y, gd.float32), axes=(0, 2, 3))),
+    "conv 3-D": convolution((2, 8, 5, 6, 7), 16, (3, 3, 3), finish=lambda g, y: g.relu(residual(g, bias(g, y)))),
+    "depthwise": convolution((2, 24, 9, 7), 24, groups=24, finish=lambda g, y: g.relu(bias(g, y))),
+    "matmul": product(),
+    "matmul, batch": product((2, 3, 23, 40), (2, 3, 40, 33)),
+    "matmul, one B": product((2, 3, 23, 40), (40, 33), finish=lambda g, y: g.gelu(columns(g, y))),
+    "matmul, rsub": product(finish=lambda g, y: g.sub(1.0, y)),
+    "layer norm": norm(),
+    "layer norm, odd": norm((5, 7, 33)),
+    "layer norm, float32": norm(dtype=gd.float32),
+    "layer norm, float32 parameters": norm(parameters=gd.float32),
+    "rms norm, residual": norm(rms=True, before=lambda g, x: residual(g, x, (5, 7, 128))),
+    "norm, chain behind": norm(finish=lambda g, y: g.mul(g.relu(y), 0.5)),
+    "attention": attention(),
+    "attention, causal": attention(causal="top_left"),
+    "attention, bottom right": attention(causal="bottom_right"),
+    "attention, window": attention(window=(3, 0)),
+    "attention, lengths": attention(extras=("q_lengths", "kv_lengths")),
+    "attention, bias": attention(extras=("bias",)),
+    "attention, statistics": attention(return_lse=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_taken(name: str) -> None:
+    answer = ask(TAKEN[name])
+    assert isinstance(answer, Support), str(answer)
+    assert 1 < answer.estimated_us < 1000
+
+
+REFUSED: dict[str, tuple[Region, Code]] = {
+    "float64": (convolution(dtype=gd.float64), Code.DTYPE),
+    "int8": (convolution(dtype=gd.int8), Code.DTYPE),
+    "bool output": (product(finish=lambda g, y: g.greater(y, 0.0)), Code.DTYPE),
+    "residual of batch and channel": (convolution(finish=lambda g, y: residual(g, y, (3, 40, 1, 1))), Code.BROADCAST),
+    "residual without batch": (convolution(finish=lambda g, y: residual(g, y, (1, 40, 9, 7))), Code.BROADCAST),
+    "pow of a vector": (
+        convolution(finish=lambda g, y: g.pow(g.input("b", (1, 40, 1, 1), gd.float16), y)), Code.BROADCAST
+    ),
+    "row-major residual": (
+        convolution(layout=row_major, finish=lambda g, y: g.add(y, g.input("r", y.type.shape, gd.float16))), Code.LAYOUT
+    ),
+    "row-major silu": (convolution(layout=row_major, finish=lambda g, y: g.silu(bias(g, y))), Code.LAYOUT),
+    "atan2": (convolution(finish=lambda g, y: g.atan2(y, y)), Code.OP),
+    "pixel means": (convolution(finish=lambda g, y: g.reduce_mean(g.cast(y, gd.float32), axes=(2, 3))), Code.PATTERN),
+    "half sums": (convolution(finish=lambda g, y: g.reduce_sum(y, axes=(0, 2, 3))), Code.DTYPE),
+    "softmax behind": (product(finish=lambda g, y: g.softmax(y)), Code.OP),
+    "float32 product": (product(dtype=gd.float32), Code.PRECISION),
+    "batches that cross": (product((3, 1, 23, 40), (1, 5, 40, 33)), Code.BROADCAST),
+    "odd rows fused": (norm((5, 7, 33), finish=lambda g, y: g.relu(y)), Code.ALIGNMENT),
+    "mixed types fused": (norm(parameters=gd.float32, finish=lambda g, y: g.relu(y)), Code.DTYPE),
+    "branch behind a norm": (norm(finish=lambda g, y: g.mul(y, g.sigmoid(y))), Code.PATTERN),
+    "norm needed twice": (norm(finish=lambda g, y: {"y": y, "z": g.relu(y)}), Code.PATTERN),
+    "attention float32": (attention(dtype=gd.float32), Code.DTYPE),
+    "attention features": (attention((2, 6, 33, 20), (2, 3, 65, 20)), Code.ALIGNMENT),
+    "attention mask": (attention(extras=("mask",)), Code.ATTRIBUTE),
+    "attention one length": (attention(extras=("kv_lengths",)), Code.ATTRIBUTE),
+    "bottom right and bias": (attention(extras=("bias",), causal="bottom_right"), Code.ATTRIBUTE),
+    "bottom right, many queries": (attention((2, 6, 70, 64), causal="bottom_right"), Code.SHAPE),
+    "attention and more": (attention(), Code.PATTERN),
+}  # fmt: skip
+REFUSED["attention and more"] = (
+    closed(
+        (g := gd.GraphBuilder("g")),
+        g.relu(g.attention(*(g.input(n, (2, 3, 33, 64), gd.float16) for n in "qkv"))),
+        row_major,
+    ),
+    Code.PATTERN,
+)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_its_code(name: str) -> None:
+    region, code = REFUSED[name]
+    answer = ask(region)
+    assert isinstance(answer, Decline)
+    assert answer.code is code, str(answer)
+    assert (answer.fix is not None) is (code in FIXABLE), str(answer)
+    assert answer.reason[0] != " "
+    assert len(answer.reason) < 400
+
+
+def test_a_graph_of_more_than_fifty_operations() -> None:
+    def long(g: gd.GraphBuilder, y: Value) -> Value:
+        for _ in range(26):
+            y = g.mul(g.tanh(y), 0.5)
+        return y
+
+    answer = ask(convolution(finish=long))
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.SIZE
+
+
+def test_float32_convolutions_only_where_an_engine_is_known() -> None:
+    assert ask(convolution(dtype=gd.float32))
+    prologue = closed_prologue(gd.float32)
+    refused = ask(prologue)
+    assert isinstance(refused, Decline)
+    assert refused.code is Code.PRECISION
+    assert refused.fix is not None
+    assert (refused.fix.attribute, refused.fix.after) == ("precision", "tf32")
+    assert ask(product(dtype=gd.float32), TF32)
+
+
+def closed_prologue(dtype: DType) -> Region:
+    """x * scale + shift and a relu before a convolution."""
+    g = gd.GraphBuilder("prologue")
+    shape, weights = (3, 24, 9, 7), (40, 24, 3, 3)
+    vectors = [g.input(n, (1, 24, 1, 1), dtype) for n in ("scale", "shift")]
+    x = g.input("x", shape, dtype, strides=channels_last(shape))
+    y = g.relu(g.add(g.mul(x, vectors[0]), vectors[1]))
+    return closed(g, g.conv(y, g.input("w", weights, dtype, strides=channels_last(weights)), padding=1))
+
+
+def test_machines() -> None:
+    region = convolution()
+    old = replace(H200, compute_capability=(7, 5))
+    for target, code in ((Target.cpu(), Code.ARCHITECTURE), (old, Code.ARCHITECTURE)):
+        answer = ask(region, target=target)
+        assert isinstance(answer, Decline)
+        assert answer.code is code
+    answer = ask(region, target=replace(H200, versions={"cudnn": "9.28.0"}))
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.VERSION
