@@ -1,0 +1,158 @@
+"""Generated convolutions without a device: which kernel takes which, how it walks, and that all of it compiles."""
+
+from typing import Any
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Decline
+from graphdnn.engines.contract import Policy
+from graphdnn.engines.nvrtc import conv, depthwise
+from graphdnn.engines.nvrtc.compile import compile_cubin
+from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
+from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue
+from graphdnn.engines.nvrtc.recipe import Anchored
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType, channels_last, row_major
+from graphdnn.target import Target
+from tests.engines.cudnn.layouts import Layout, whole
+
+H200 = Target.named("h200")
+Shape = tuple[int, ...]
+
+
+def convolution(
+    x: Shape,
+    w: Shape,
+    dtype: DType = gd.float16,
+    layout: Layout = channels_last,
+    filters: Layout = row_major,
+    epilogue: bool = False,
+    **attributes: Any,
+) -> Region:
+    g = gd.GraphBuilder()
+    y = g.conv(g.input("x", x, dtype, strides=layout(x)), g.input("w", w, dtype, strides=filters(w)), **attributes)
+    if epilogue:
+        y = g.relu(g.bias(y, g.input("b", (w[0],), dtype), axis=1))
+    return whole(g.build({"y": y}), layout)
+
+
+def parts_of(region: Region) -> Anchored:
+    parts = anchor_with_epilogue(region)
+    assert isinstance(parts, Anchored)
+    return parts
+
+
+def source(region: Region) -> str:
+    family = family_of(region)
+    assert not isinstance(family, Decline), family
+    return family.generate(region, H200).kernels[0].source
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "attributes", "family"),
+    [
+        ((2, 8, 9, 9), (8, 1, 3, 3), {"groups": 8}, depthwise.FAMILY),
+        ((2, 8, 9, 9), (16, 1, 3, 3), {"groups": 8}, conv.FAMILY),
+        ((2, 8, 9, 9), (8, 2, 3, 3), {"groups": 4}, conv.FAMILY),
+        ((2, 1, 9, 9), (1, 1, 3, 3), {}, conv.FAMILY),
+        ((2, 8, 5, 9, 9), (8, 1, 3, 3, 3), {"groups": 8}, conv.FAMILY),
+        ((2, 8, 70, 70), (8, 1, 63, 63), {"groups": 8}, conv.FAMILY),
+    ],
+)
+def test_which_kernel_takes_it(x: Shape, w: Shape, attributes: dict[str, Any], family: object) -> None:
+    assert family_of(convolution(x, w, **attributes)) is family
+
+
+def test_depthwise_needs_channels_innermost_and_floats() -> None:
+    assert family_of(convolution((2, 8, 9, 9), (8, 1, 3, 3), layout=row_major, groups=8)) is conv.FAMILY
+    assert family_of(convolution((2, 8, 9, 9), (8, 1, 3, 3), gd.int8, groups=8)) is conv.FAMILY
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "arch"),
+    [
+        (gd.float16, channels_last, "sm_80"),
+        (gd.float32, row_major, "sm_90"),
+        (gd.float64, channels_last, "sm_90"),
+        (gd.int8, channels_last, "sm_80"),
+    ],
+)
+def test_kernels_compile(dtype: DType, layout: Layout, arch: str) -> None:
+    region = convolution((2, 12, 9, 8), (6, 4, 3, 2), dtype, layout, groups=3, padding=1, epilogue=True)
+    cubin = compile_cubin(source(region), arch)
+    assert isinstance(cubin, bytes), cubin
+
+
+@pytest.mark.parametrize("dtype", [gd.float16, gd.bfloat16, gd.float32, gd.float64], ids=str)
+def test_depthwise_compiles(dtype: DType) -> None:
+    region = convolution((2, 24, 9, 13), (24, 1, 5, 5), dtype, groups=24, padding=2, epilogue=True)
+    cubin = compile_cubin(source(region), "sm_80")
+    assert isinstance(cubin, bytes), cubin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", range(8))
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_every_cut_compiles(monkeypatch: pytest.MonkeyPatch, columns: int, arch: str) -> None:
+    monkeypatch.setattr(depthwise, "best", lambda parts, _: depthwise.choices(parts)[columns])
+    for stride in (1, 2):
+        region = convolution((2, 24, 9, 13), (24, 1, 7, 7), groups=24, padding=3, stride=stride, epilogue=True)
+        cubin = compile_cubin(source(region), arch)
+        assert isinstance(cubin, bytes), cubin
+
+
+def test_taps_run_along_the_dense_axis() -> None:
+    last = source(convolution((2, 8, 9, 9), (16, 8, 3, 3), filters=channels_last))
+    assert "constexpr bool CHANNELS_INNER = true;" in last
+    assert "VA = 4, VB = 4;" in last
+    mixed = source(convolution((2, 8, 9, 9), (16, 8, 3, 3)))
+    assert "VA = 4, VB = 1;" in mixed
+    first = source(convolution((2, 8, 9, 9), (16, 8, 3, 3), layout=row_major))
+    assert "constexpr bool CHANNELS_INNER = false;" in first
+    assert "VA = 1, VB = 4;" in first
+    odd = source(convolution((2, 7, 9, 9), (16, 7, 3, 3), filters=channels_last))
+    assert "VA = 1, VB = 1;" in odd
+
+
+@pytest.mark.parametrize(("channels", "width"), [(24, 4), (26, 2), (23, 1)])
+def test_depthwise_takes_neighbouring_channels(channels: int, width: int) -> None:
+    region = convolution((2, channels, 9, 9), (channels, 1, 3, 3), groups=channels)
+    cuts = depthwise.choices(parts_of(region))
+    assert {c.channels for c in cuts} == {width}
+    assert len(cuts) == 8
+
+
+def test_depthwise_keeps_many_threads_on_small_images_and_long_strips_on_large_ones() -> None:
+    small = depthwise.best(parts_of(convolution((1, 64, 7, 7), (64, 1, 3, 3), groups=64, padding=1)), H200)
+    large = depthwise.best(parts_of(convolution((64, 96, 56, 56), (96, 1, 7, 7), groups=96, padding=3)), H200)
+    assert small.columns == 1
+    assert large.columns >= 4
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "library_us", "floor_us"),
+    [
+        ((64, 384, 14, 14), 7, 1, 53, 4.5),
+        ((64, 96, 56, 56), 7, 1, 188, 17.9),
+        ((32, 240, 28, 28), 5, 1, 39, 5.6),
+        ((32, 64, 112, 112), 3, 2, 37, 14.9),
+        ((32, 960, 7, 7), 5, 1, 14, 1.4),
+    ],
+)
+def test_depthwise_is_priced_between_the_floor_and_the_libraries(
+    x: Shape, kernel: int, stride: int, library_us: float, floor_us: float
+) -> None:
+    """The five measured rows that the libraries lose: fused in cuDNN they take 2.6 to 16 times as long."""
+    region = convolution(x, (x[1], 1, kernel, kernel), groups=x[1], padding=kernel // 2, stride=stride, epilogue=True)
+    answer = NvrtcEngine().supports(region, H200, Policy())
+    assert not isinstance(answer, Decline)
+    assert not answer.last_resort
+    assert floor_us < answer.estimated_us < library_us
+
+
+def test_any_other_convolution_is_a_last_resort() -> None:
+    answer = NvrtcEngine().supports(convolution((32, 64, 56, 56), (64, 64, 3, 3), padding=1), H200, Policy())
+    assert not isinstance(answer, Decline)
+    assert answer.last_resort
+    assert answer.estimated_us > 100

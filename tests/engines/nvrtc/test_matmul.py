@@ -1,0 +1,163 @@
+"""Generated matmul without a device: which tiles, which vectors, what is declined, and that all of it compiles."""
+
+from typing import Any
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Policy
+from graphdnn.engines.nvrtc import matmul
+from graphdnn.engines.nvrtc.compile import compile_cubin
+from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
+from graphdnn.engines.nvrtc.tiling import TILINGS, Product, Tiling, best_tiling, dense_vector
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType, row_major
+from graphdnn.target import Target
+from tests.engines.cudnn.layouts import whole
+
+H200 = Target.named("h200")
+Shape = tuple[int, ...]
+
+
+def product(a: Shape, b: Shape, dtype: DType, epilogue: bool = False, strides: Shape | None = None) -> Region:
+    g = gd.GraphBuilder()
+    y = g.matmul(g.input("a", a, dtype, strides=strides), g.input("b", b, dtype))
+    if epilogue:
+        y = g.gelu(g.bias(y, g.input("bias", (b[-1],), dtype), axis=-1))
+    return whole(g.build({"y": y}), row_major)
+
+
+def source(region: Region) -> str:
+    family = family_of(region)
+    assert not isinstance(family, Decline), family
+    return family.generate(region, H200).kernels[0].source
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
+def test_tilings_divide(tiling: Tiling) -> None:
+    """A tile of each operand falls to the threads evenly, in whole warps."""
+    m, n, k = tiling.block
+    assert tiling.threads % 32 == 0
+    assert m * k % tiling.threads == 0
+    assert n * k % tiling.threads == 0
+
+
+@pytest.mark.parametrize(
+    ("tiling", "dtype", "arch"),
+    [
+        *((tiling, gd.float32, "sm_90") for tiling in TILINGS[1:]),
+        (TILINGS[0], gd.float64, "sm_80"),
+        (TILINGS[1], gd.float16, "sm_80"),
+        (TILINGS[2], gd.int8, "sm_90"),
+        (TILINGS[2], gd.int64, "sm_80"),
+        (TILINGS[2], gd.bfloat16, "sm_80"),
+    ],
+)
+def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DType, arch: str) -> None:
+    monkeypatch.setattr(matmul, "best_tiling", lambda *_: tiling)
+    cubin = compile_cubin(source(product((3, 132, 68), (68, 136), dtype)), arch)
+    assert isinstance(cubin, bytes), cubin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
+@pytest.mark.parametrize(
+    "dtype", [gd.float16, gd.bfloat16, gd.float32, gd.float64, gd.int8, gd.int32, gd.int64], ids=str
+)
+def test_all_kernels_compile(monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DType, arch: str) -> None:
+    monkeypatch.setattr(matmul, "best_tiling", lambda *_: tiling)
+    for a, b in (((132, 68), (68, 136)), ((2, 33, 65), (65, 47))):
+        cubin = compile_cubin(source(product(a, b, dtype, epilogue=dtype.is_float)), arch)
+        assert isinstance(cubin, bytes), cubin
+
+
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k", "block"),
+    [
+        ((), 8192, 4096, 1024, (128, 128, 8)),
+        ((64,), 512, 512, 64, (128, 128, 8)),
+        ((), 256, 384, 384, (32, 32, 32)),
+        ((), 4, 16384, 1024, (16, 128, 16)),
+        ((), 65536, 8, 64, (128, 8, 16)),
+    ],
+)
+def test_tiles_follow_the_product(batch: Shape, m: int, n: int, k: int, block: Shape) -> None:
+    assert best_tiling(Product(batch, m, n, k, gd.float32), H200).block == block
+
+
+@pytest.mark.parametrize(
+    ("step", "others", "extent", "itemsize", "share", "width"),
+    [
+        (1, (64,), 64, 4, 4, 4),
+        (1, (64,), 64, 8, 4, 2),
+        (1, (64,), 64, 2, 8, 4),
+        (1, (66,), 66, 4, 4, 2),
+        (1, (64,), 63, 4, 4, 1),
+        (1, (65,), 64, 4, 4, 1),
+        (2, (64,), 64, 4, 4, 1),
+        (1, (64,), 64, 4, 2, 2),
+    ],
+)
+def test_vectors_of_an_operand(step: int, others: Shape, extent: int, itemsize: int, share: int, width: int) -> None:
+    assert dense_vector(step, others, extent, itemsize, share) == width
+
+
+def test_operands_are_fetched_along_their_dense_axis() -> None:
+    assert "VA = 4;\nconstexpr bool A_ALONG_K = true" in source(product((64, 32), (32, 48), gd.float32))
+    assert "VA = 4;\nconstexpr bool A_ALONG_K = false" in source(
+        product((64, 32), (32, 48), gd.float32, strides=(1, 64))
+    )
+    assert "VA = 1;\nconstexpr bool A_ALONG_K = true" in source(product((64, 33), (33, 48), gd.float32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sums"),
+    [(gd.float16, "float"), (gd.float64, "double"), (gd.int8, "unsigned"), (gd.int64, "unsigned long long")],
+    ids=str,
+)
+def test_what_sums_run_in(dtype: DType, sums: str) -> None:
+    assert f"typedef {sums} Acc;" in source(product((5, 7), (7, 3), dtype))
+
+
+def test_work_before_the_product_is_declined() -> None:
+    g = gd.GraphBuilder()
+    a = g.relu(g.input("a", (5, 7), gd.float32), name="before")
+    answer = NvrtcEngine().supports(
+        whole(g.build({"y": g.matmul(a, g.input("b", (7, 3), gd.float32))})), H200, Policy()
+    )
+    assert isinstance(answer, Decline)
+    assert answer.code == Code.PATTERN
+    assert "before" in answer.reason
+
+
+def test_an_epilogue_beyond_the_product_is_declined() -> None:
+    g = gd.GraphBuilder()
+    y = g.matmul(g.input("a", (5, 7), gd.float32), g.input("b", (7, 3), gd.float32))
+    region = whole(g.build({"y": g.add(y, g.input("c", (4, 5, 3), gd.float32))}), row_major)
+    answer = NvrtcEngine().supports(region, H200, Policy())
+    assert isinstance(answer, Decline)
+    assert answer.code == Code.BROADCAST
+    assert "(4, 5, 3)" in answer.reason
+
+
+def test_two_products_are_declined() -> None:
+    g = gd.GraphBuilder()
+    a, b = g.input("a", (5, 7), gd.float32), g.input("b", (7, 3), gd.float32)
+    region = whole(g.build({"y": g.matmul(a, b) * g.matmul(a, g.input("c", (7, 3), gd.float32))}), row_major)
+    answer = NvrtcEngine().supports(region, H200, Policy())
+    assert isinstance(answer, Decline)
+    assert answer.code == Code.PATTERN
+
+
+def test_it_is_a_last_resort_and_priced_as_one() -> None:
+    answer = NvrtcEngine().supports(product((4096, 4096), (4096, 4096), gd.float32), H200, Policy())
+    assert not isinstance(answer, Decline)
+    assert answer.last_resort
+    assert answer.deterministic
+    peak = 2 * 4096**3 / H200.rate("float32") * 1e6
+    assert peak < answer.estimated_us < 2.5 * peak
+    half = NvrtcEngine().supports(product((4096, 4096), (4096, 4096), gd.float16), H200, Policy())
+    assert not isinstance(half, Decline)
+    assert half.estimated_us == pytest.approx(answer.estimated_us, rel=0.1)
