@@ -12,12 +12,14 @@ from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
 from graphdnn.passes.promote import promote
 from graphdnn.passes.raising import raise_ops
+from graphdnn.passes.sinking import sink_views
 from tests.passes.random_graphs import assert_close, assert_same_meaning, random_arrays, random_graph, results
 
 PASSES = {
     "promote": promote,
     "canonicalize": canonicalize,
     "raise": raise_ops,
+    "sink": sink_views,
     "fold": fold,
     "expand": partial(expand, ask=lambda region: None),
 }
@@ -49,7 +51,7 @@ def test_meaning_is_kept_and_a_second_application_changes_nothing(name: str, see
         assert (again.graph is done.graph, again.changes) == (True, ())
         assert bool(done.changes) == (done.graph is not graph)
         changed += bool(done.changes)
-    assert name == "promote" or changed >= GRAPHS // 4
+    assert changed >= {"promote": 0, "sink": GRAPHS // 10}.get(name, GRAPHS // 4)
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -61,7 +63,7 @@ def test_origins_are_names_of_the_users_nodes(name: str, seed: int):
         found = {o for n in done.nodes for o in n.origins}
         assert found <= known
         assert all(n.origins for n in done.nodes)
-        if name != "canonicalize":
+        if name not in ("canonicalize", "sink"):  # which leave out views and numbers that do nothing
             assert needed(graph) <= found
 
 
