@@ -36,7 +36,7 @@ def complete(graph: Graph) -> Rewritten:
             full[batch, extent] = rewriter.constant(payload, stem=f"{node.name}.{absent}")
         given = dict(zip(node.op.extras, node.operands[3:], strict=True)) | {absent: full[batch, extent]}
         names = tuple(n for n in EXTRAS if n in given)
-        operands = (*node.operands[:3], *(rewriter[given[n]] for n in names))
+        operands = [rewriter[v] for v in (*node.operands[:3], *(given[n] for n in names))]
         results = rewriter.emit(replace(node.op, extras=names), *operands, origins=node.origins)
         for old, new in zip(node.results, results, strict=True):
             rewriter.replace(old, new)
