@@ -36,7 +36,7 @@ UNALIGNED: tuple[tuple[int, float], ...] = ((8, 1.0), (4, 0.55), (1, 0.35))
 
 DEPTHWISE_RATE = 6e11
 DEPTHWISE_STRIDED_RATE = 3e11
-"""Operations per second of cuDNN's fused kernels for one channel a group: 2.8e11 to 4.7e11 products, half if strided."""
+"""Operations per second of cuDNN's fused kernels for one channel a group: 2.8e11 to 4.7e11 products, half strided."""
 
 NARROW_GROUP = 8
 """Channels of a group below which the matrix units do not help."""

@@ -256,8 +256,8 @@ def chain(anatomy: Anatomy, norm: Node) -> Decline | None:
         ):
             return Decline(
                 Code.PATTERN,
-                f"{norm}: {node} is not one operation on the value that passes through; around a norm cuDNN takes a chain "
-                "of such only",
+                f"{norm}: {node} is not one operation on the value that passes through; around a norm cuDNN takes a "
+                "chain of such only",
             )
     return None
 

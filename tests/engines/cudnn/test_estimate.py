@@ -1,0 +1,108 @@
+"""Estimates against what was measured on an H200: best plans, in microseconds."""
+
+from collections.abc import Callable
+from math import log2
+from statistics import median
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.engines.contract import Policy, Support
+from graphdnn.engines.cudnn.engine import CudnnEngine
+from graphdnn.ir.graph import Value
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import row_major
+from graphdnn.target import Target
+from tests.engines.cudnn.regions import attention, bias, closed, columns, convolution, norm, product, residual
+
+Ints = tuple[int, ...]
+H200 = Target.named("h200")
+
+
+def scaled_block(g: gd.GraphBuilder, y: Value) -> Value:
+    scale = g.input("scale", (1, y.type.shape[1], 1, 1), y.type.dtype)
+    return g.relu(residual(g, bias(g, g.mul(y, scale))))
+
+
+def biased(g: gd.GraphBuilder, y: Value) -> Value:
+    return g.relu(bias(g, y))
+
+
+def swiglu() -> Region:
+    g = gd.GraphBuilder("swiglu")
+    a = g.input("a", (4096, 4096), gd.bfloat16)
+    gate, up = (g.matmul(a, g.input(n, (4096, 14336), gd.bfloat16)) for n in ("gate", "up"))
+    return closed(g, g.mul(g.silu(gate), up), row_major)
+
+
+def depthwise(batch: int, channels: int, size: int, kernel: int, stride: int = 1) -> Callable[[], Region]:
+    return lambda: convolution(
+        (batch, channels, size, size), channels, (kernel, kernel), groups=channels, padding=kernel // 2, stride=stride,
+        finish=biased,
+    )  # fmt: skip
+
+
+def gelu(g: gd.GraphBuilder, y: Value) -> Value:
+    return g.gelu(columns(g, y))
+
+
+def residual_columns(g: gd.GraphBuilder, y: Value) -> Value:
+    return residual(g, columns(g, y))
+
+
+MEASURED: dict[str, tuple[Callable[[], Region], float]] = {
+    "1x1 with scale, bias, add, relu": (
+        lambda: convolution((32, 64, 56, 56), 256, (1, 1), padding=0, finish=scaled_block), 51.1
+    ),
+    "3x3": (lambda: convolution((32, 256, 14, 14), 256, finish=biased), 18.9),
+    "3x3, row-major": (lambda: convolution((32, 256, 14, 14), 256, layout=row_major, finish=biased), 28.4),
+    "7x7 on 3 channels": (
+        lambda: convolution((32, 3, 224, 224), 64, (7, 7), padding=3, stride=2, finish=biased), 92.9
+    ),
+    "7x7 on 4 channels": (
+        lambda: convolution((32, 4, 224, 224), 64, (7, 7), padding=3, stride=2, finish=biased), 67.1
+    ),
+    "depthwise 7x7, 384": (depthwise(64, 384, 14, 7), 842),
+    "depthwise 7x7, 96": (depthwise(64, 96, 56, 7), 2027),
+    "depthwise 5x5, 240": (depthwise(32, 240, 28, 5), 320),
+    "depthwise 3x3 stride 2": (depthwise(32, 64, 112, 3, 2), 429),
+    "depthwise 5x5, 960": (depthwise(32, 960, 7, 5), 139),
+    "few rows, long K": (lambda: product((128, 4096), (4096, 1024), finish=residual_columns), 8.3),
+    "few rows, gelu": (lambda: product((128, 1024), (1024, 4096), finish=gelu), 7.0),
+    "many rows, gelu": (lambda: product((8192, 1024), (1024, 4096), finish=gelu), 145.6),
+    "many rows, residual": (lambda: product((8192, 4096), (4096, 1024), finish=residual_columns), 98.5),
+    "large": (lambda: product((4096, 4096), (4096, 28672), gd.bfloat16), 1397),
+    "swiglu": (swiglu, 1523),
+    "layer norm": (lambda: norm((8192, 4096), gd.bfloat16), 38.4),
+    "rms norm": (lambda: norm((8192, 4096), gd.bfloat16, rms=True), 34.9),
+    "attention": (
+        lambda: attention((4, 32, 4096, 128), (4, 32, 4096, 128), 128, gd.bfloat16), 4 * 4 * 32 * 4096**2 * 128 / 594e6
+    ),
+    "attention, causal": (
+        lambda: attention((1, 16, 16384, 128), (1, 16, 16384, 128), 128, gd.bfloat16, causal="top_left"),
+        2 * 16 * 16384**2 * 128 / 567e6,
+    ),
+}  # fmt: skip
+
+
+def off(name: str) -> float:
+    """log2 of estimated over measured."""
+    make, measured = MEASURED[name]
+    answer = CudnnEngine().supports(make(), H200, Policy())
+    assert isinstance(answer, Support), str(answer)
+    return log2(answer.estimated_us / measured)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_within_a_factor_of_two(name: str) -> None:
+    assert abs(off(name)) < 1
+
+
+def test_the_middle_is_close() -> None:
+    assert median(abs(off(name)) for name in MEASURED) < 0.3
+
+
+def test_depthwise_is_estimated_far_above_the_bytes() -> None:
+    answer = CudnnEngine().supports(MEASURED["depthwise 7x7, 384"][0](), H200, Policy())
+    assert isinstance(answer, Support)
+    assert any("slower" in note for note in answer.notes)
