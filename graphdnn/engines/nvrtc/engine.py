@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
-from graphdnn.engines.nvrtc import conv, depthwise, matmul, pointwise, pooling, rows
+from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows
 from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
 from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
 from graphdnn.engines.nvrtc.recipe import Family, Recipe, arithmetic
@@ -22,6 +22,7 @@ FAMILIES: tuple[Family, ...] = (
     matmul.FAMILY,
     pooling.FAMILY,
     rows.FAMILY,
+    movement.FAMILY,
     pointwise.FAMILY,
 )
 """Most specific first: of several families that take a region, the first runs it."""
@@ -53,7 +54,7 @@ def without_family(ops: set[type[Op]]) -> Decline:
 def anchor_type(region: Region) -> str:
     """What the report says about the arithmetic: by the first operand of the first op that is not pointwise."""
     anchors = [n for n in region.nodes if not isinstance(n.op, Elementwise)] or list(region.nodes)
-    return arithmetic(anchors[0].operands[0].type.dtype)
+    return arithmetic((anchors[0].operands or anchors[0].results)[0].type.dtype)
 
 
 class NvrtcEngine:

@@ -1,0 +1,329 @@
+"""Kernels that move elements: copies of boxes, vectorized along what is dense, turned through shared memory if need be.
+
+One kernel does all boxes of an op (up to MOST_JOBS); each block works on one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.nvrtc.copies import MOVES, Job, Place, Start, jobs_of
+from graphdnn.engines.nvrtc.emit import template
+from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
+from graphdnn.engines.nvrtc.recipe import Buffer, Family, Kernel, Recipe
+from graphdnn.engines.nvrtc.turning import Tile, tile_counts, tile_of, widest
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType
+from graphdnn.target import Target
+
+BLOCK = 256
+MOST_JOBS = 16
+"""Boxes of one kernel; each is its own piece of text."""
+
+REPEAT = 4
+"""Groups that a thread loads before it stores them, where there is work for every core all the same."""
+
+WIDE_REACH, TURNED_REACH, NARROW_REACH = 0.9, 0.8, 0.45
+"""Parts of the copy bandwidth: whole vectors; turned through shared memory; element by element."""
+
+UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One job as part of a kernel: its way (a tile, or none for a walk), its vectors, blocks and index type."""
+
+    job: Job
+    tile: Tile | None
+    width: int
+    repeat: int
+    blocks: int
+    index: str
+
+
+def takes(region: Region) -> Decline | None:
+    if len(region.nodes) == 1:
+        return None
+    return Decline(Code.PATTERN, f"{region.pattern}: a generated kernel that moves elements does nothing else")
+
+
+def element_size(region: Region) -> int:
+    return region.nodes[0].result.type.dtype.itemsize
+
+
+def pieces_of(region: Region, target: Target) -> tuple[Piece, ...]:
+    size = element_size(region)
+    return tuple(piece(job, size, target) for job in jobs_of(region, region.nodes[0]))
+
+
+def piece(job: Job, size: int, target: Target) -> Piece:
+    """Decides how one box is moved."""
+    index = "int" if reach(job) <= LARGEST_INT else "i64"
+    tile = tile_of(job, size, target)
+    if tile is not None:
+        tiles = prod(tile_counts(job, tile))
+        return Piece(job, tile, 1, 1, tiles, index)
+    width = walk_width(job, size)
+    groups = -(-job.size // width)
+    repeat = REPEAT if groups >= REPEAT * BLOCK * 4 * target.sm_count else 1
+    blocks = -(-groups // (BLOCK * repeat))
+    if job.around is not None:
+        # Where x is the result already, these blocks have nothing to do, so there are few of them and each goes on.
+        blocks = min(blocks, 8 * target.sm_count)
+    return Piece(job, None, width, repeat, blocks, index)
+
+
+def reach(job: Job) -> int:
+    """The largest offset or count that the piece computes, rounded up to whole blocks."""
+    places = [job.target, *([job.source] if job.source else []), *([job.lookup.place] if job.lookup else [])]
+    if job.reshaped is not None:
+        return 2**40
+    spans = [p.offset + sum((n - 1) * s for n, s in zip(job.extents, p.strides, strict=True)) for p in places]
+    if job.lookup is not None:
+        spans.append(spans[1] + job.lookup.extent * job.lookup.step)
+    if job.into is not None:
+        spans.append(spans[0] + job.into.start.last * job.into.step)
+    return max(*spans, job.size) + 2**22
+
+
+def walk_width(job: Job, size: int) -> int:
+    """Elements a thread moves at once: neighbours in the result, all groups starting at multiples of the width."""
+    if job.reshaped is not None or job.target.strides[-1] != 1 or (job.lookup and job.lookup.place.strides[-1]):
+        return 1
+    if job.around is not None and job.around.axis == len(job.extents) - 1:
+        return 1
+    terms = [job.target.offset, *job.target.strides[:-1]]
+    if len(job.extents) > 1:
+        terms.append(job.extents[-1])
+    if job.source is not None and job.source.strides[-1] == 1:
+        terms += [job.source.offset, *job.source.strides[:-1]]
+        terms += [job.lookup.step] if job.lookup else []
+    if job.into is not None:
+        terms.append(job.into.step)
+    return widest(16 // size, terms)
+
+
+def generate(region: Region, target: Target) -> Recipe:
+    pieces = pieces_of(region, target)
+    size = element_size(region)
+    kernels = [kernel(region, pieces[i : i + MOST_JOBS], size) for i in range(0, len(pieces), MOST_JOBS)]
+    turned = any(p.tile for p in pieces)
+    name = f"move_{'turned' if turned else f'x{min(p.width for p in pieces)}'}"
+    notes = ["turned through shared memory"] if turned else []
+    if any(p.job.around for p in pieces):
+        notes.append("only the window is written where the result has the operand's address")
+    return Recipe(name, tuple(kernels), notes=tuple(notes))
+
+
+def estimate(region: Region, target: Target) -> float:
+    pieces = pieces_of(region, target)
+    size = element_size(region)
+    seconds = sum(
+        p.job.size * size * (1 + (p.job.source is not None)) / (target.bandwidth * piece_reach(p, size)) for p in pieces
+    )
+    return -(-len(pieces) // MOST_JOBS) * target.launch_us + 1e6 * seconds
+
+
+def piece_reach(p: Piece, size: int) -> float:
+    """Part of the copy bandwidth that a piece reaches."""
+    widths = (p.tile.width_in, p.tile.width_out) if p.tile else (p.width,)
+    if min(widths) * size < 4:
+        return NARROW_REACH
+    return TURNED_REACH if p.tile else WIDE_REACH
+
+
+def kernel(region: Region, pieces: Sequence[Piece], size: int) -> Kernel:
+    used = sorted({n for p in pieces for n in parameters_of(p.job)})
+    count = len(region.inputs)
+    # No __restrict__: a written slice's operand and result may be one memory.
+    declared = [f"{'const ' if n < count else ''}E* p{n}" for n in used]
+    tiles = [p.tile.pitch * p.tile.extent_d for p in pieces if p.tile]
+    lines = [f"__shared__ E tile[{max(tiles)}];"] if tiles else []
+    first = 0
+    for p in pieces:
+        lines += [
+            f"if (blockIdx.x < {first + p.blocks}u) {{",
+            f"const {p.index} block = ({p.index})blockIdx.x - {first};",
+            *(turned_text(p, size) if p.tile else walked_text(p, size)),
+            "return;\n}",
+        ]
+        first += p.blocks
+    source = "\n".join(
+        (
+            template("prelude.cu"),
+            template("movement.cu"),
+            f"typedef {UNSIGNED[size]} E;",
+            f'extern "C" __global__ void __launch_bounds__({BLOCK}) move({", ".join(declared)}) {{',
+            *lines,
+            "}\n",
+        )
+    )
+    return Kernel("move", source, tuple(Buffer(n) for n in used), (first, 1, 1), (BLOCK, 1, 1))
+
+
+def parameters_of(job: Job) -> list[int]:
+    starts = [w.start for w in (job.into, job.around) if w is not None and w.start.number is None]
+    places = [job.target, *([job.source] if job.source else []), *([job.lookup.place] if job.lookup else [])]
+    return [*(p.parameter for p in places), *(s.parameter for s in starts)]
+
+
+def start_text(start: Start) -> str:
+    """The C++ expression of where a window begins."""
+    if start.number is not None:
+        return f"{min(max(start.number, 0), start.last)}ll"
+    return f"held_start({as_type(start.dtype, start.parameter)}[0], {start.last})"
+
+
+def as_type(dtype: DType, parameter: int) -> str:
+    """The C++ expression of a parameter whose elements are numbers; one tensor may be moved and be an index too."""
+    return f"((const {dtype.text}*)p{parameter})"
+
+
+def based(place: Place, offset: str = "") -> str:
+    """The C++ expression of the address of a place's first element."""
+    return f"p{place.parameter} + {place.offset}{offset}"
+
+
+def turned_text(p: Piece, size: int) -> list[str]:
+    """A tile a block."""
+    job, tile, source = p.job, p.tile, p.job.source
+    assert tile is not None
+    assert source is not None
+    names = [f"i{axis}" for axis in range(len(job.extents))]
+    places = {tile.s: "s0", tile.d: "d0"}
+    at = [places.get(axis, name) for axis, name in enumerate(names)]
+    shape = (tile.extent_s, tile.extent_d, tile.pitch, tile.width_in, tile.width_out)
+    flags = (str(flag).lower() for flag in (tile.flat_in, tile.flat_out))
+    wide_in = f"aligned({tile.width_in * size}, p{source.parameter})"
+    wide_out = f"aligned({tile.width_out * size}, p{job.target.parameter})"
+    return [
+        *split_index("block", tile_counts(job, tile), names, p.index),
+        f"const {p.index} s0 = i{tile.s} * {tile.extent_s}, d0 = i{tile.d} * {tile.extent_d};",
+        f"const E* in = {based(source)} + ({offset_terms(source.strides, at)});",
+        f"E* out = {based(job.target)} + ({offset_terms(job.target.strides, at)});",
+        f"const int columns = at_most({tile.extent_s}, {job.extents[tile.s]} - s0);",
+        f"const int rows = at_most({tile.extent_d}, {job.extents[tile.d]} - d0);",
+        f"turn_tile<E, {p.index}, {', '.join(map(str, shape))}, {', '.join(flags)}, {BLOCK}>(tile, in, out, "
+        f"{source.strides[tile.d]}, {job.target.strides[tile.s]}, rows, columns, {wide_in}, {wide_out});",
+    ]
+
+
+def walked_text(p: Piece, size: int) -> list[str]:
+    """Groups of neighbours in the result, each thread taking `repeat` of them; or all blocks going round and round."""
+    job, kind = p.job, p.index
+    groups = -(-job.size // p.width)
+    around = job.around
+    lines: list[str] = []
+    if around is not None:
+        assert job.source is not None
+        lines += [
+            f"if (p{job.source.parameter} == p{job.target.parameter}) return;",
+            f"const i64 start = {start_text(around.start)};",
+        ]
+    offset = f" + {start_text(job.into.start)} * {job.into.step}" if job.into is not None else ""
+    lines.append(f"E* out = {based(job.target, offset)};")
+    if job.source is not None:
+        lines.append(f"const E* in = {based(job.source)};")
+    if p.width > 1:
+        moving = [job.target, *([job.source] if job.source and job.source.strides[-1] == 1 else [])]
+        addresses = ", ".join(f"p{place.parameter}" for place in moving)
+        lines.append(f"const bool wide = aligned({p.width * size}, {addresses});")
+    loop, group = f"for (int r = 0; r < {p.repeat}; ++r) {{", f"const {kind} group = base + r * {BLOCK};"
+    span = BLOCK * p.repeat
+    first = f"{kind} base = block * {span} + threadIdx.x"
+    rounds = f"for ({first}; base < {groups}; base += {p.blocks * span}) {{" if around else f"{{ const {first};"
+    return [
+        *lines,
+        rounds,
+        f"Pack<E, {p.width}> held[{p.repeat}];",
+        f"#pragma unroll\n{loop}",
+        group,
+        f"if (group < {groups}) {{",
+        *indices(p, groups),
+        *skipped(p),
+        *loaded(p),
+        "}\n}",
+        f"#pragma unroll\n{loop}",
+        group,
+        f"if (group < {groups}) {{",
+        *indices(p, groups),
+        *skipped(p),
+        *stored(p),
+        "}\n}\n}",
+    ]
+
+
+def indices(p: Piece, groups: int) -> list[str]:
+    """Index variables of a group's first element, and how much of the group there is."""
+    job, kind = p.job, p.index
+    names = [f"i{axis}" for axis in range(len(job.extents))]
+    last = names[-1]
+    extents = (*job.extents[:-1], job.extents[-1] // p.width if len(names) > 1 else groups)
+    lines = split_index("group", extents, [*names[:-1], f"{last}_g"], kind)
+    lines.append(f"const {kind} {last} = {last}_g * {p.width};")
+    if p.width > 1 and len(names) == 1 and job.size % p.width:
+        lines.append(f"const int count = at_most({p.width}, {job.size} - {last});")
+    elif p.width > 1:
+        lines.append(f"const int count = {p.width};")
+    return lines
+
+
+def skipped(p: Piece) -> list[str]:
+    """What the window covers is left alone."""
+    around = p.job.around
+    if around is None:
+        return []
+    return [f"if (i{around.axis} >= start && i{around.axis} < start + {around.extent}) continue;"]
+
+
+def loaded(p: Piece) -> list[str]:
+    """Fills `held[r]`."""
+    job, width, kind = p.job, p.width, p.index
+    names = [f"i{axis}" for axis in range(len(job.extents))]
+    if job.counts:
+        each = f"held[r].at[j] = (E)({names[-1]} + j);"
+        return [f'_Pragma("unroll") for (int j = 0; j < {width}; ++j) {each}']
+    if job.source is None:
+        return [f"held[r] = splat<E, {width}>((E){job.bits}ull);"]
+    if job.reshaped is not None:
+        rest = [f"f{axis}" for axis in range(len(job.reshaped))]
+        # `group` runs through the result in its row-major order, which is the source's too
+        return [
+            *split_index("group", job.reshaped, rest, kind),
+            f"held[r].at[0] = in[{offset_terms(job.source.strides, rest)}];",
+        ]
+    lines = []
+    at = offset_terms(job.source.strides, names)
+    if job.lookup is not None:
+        place = job.lookup.place
+        index = f"{as_type(job.lookup.dtype, place.parameter)}[{offset_terms(place.strides, names)}]"
+        lines.append(f"const {kind} row = ({kind})held_inside({index}, {job.lookup.extent});")
+        at = f"{at} + row * {job.lookup.step}"
+    step = job.source.strides[-1]
+    if width == 1:
+        return [*lines, f"held[r].at[0] = in[{at}];"]
+    if step == 0:
+        return [*lines, f"held[r] = splat<E, {width}>(in[{at}]);"]
+    single = (
+        f'_Pragma("unroll") for (int j = 0; j < {width}; ++j) if (j < count) held[r].at[j] = in[{at} + j * {step}];'
+    )
+    if step != 1:
+        return [*lines, single]
+    whole = f"if (wide && count == {width}) held[r] = load_pack<E, {width}>(in + ({at}), true);"
+    return [*lines, f"{whole} else {{ {single} }}"]
+
+
+def stored(p: Piece) -> list[str]:
+    """Writes `held[r]`."""
+    job, width = p.job, p.width
+    at = offset_terms(job.target.strides, [f"i{axis}" for axis in range(len(job.extents))])
+    if width == 1:
+        return [f"out[{at}] = held[r].at[0];"]
+    single = f'_Pragma("unroll") for (int j = 0; j < {width}; ++j) if (j < count) out[{at} + j] = held[r].at[j];'
+    return [f"if (wide && count == {width}) store_pack<E, {width}>(out + ({at}), held[r], true); else {{ {single} }}"]
+
+
+FAMILY = Family("movement", MOVES, takes, generate, estimate)

@@ -1,0 +1,103 @@
+"""Turning a box through shared memory: which boxes need it, and in which tiles.
+
+A box is turned when its source is dense along another axis than its result, as from NCHW to NHWC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphdnn.engines.nvrtc.copies import Job
+from graphdnn.target import Target
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a box is turned: the axes that are dense in the source (s) and in the result (d), and what a block takes."""
+
+    s: int
+    d: int
+    extent_s: int
+    extent_d: int
+    pitch: int
+    flat_in: bool
+    flat_out: bool
+    width_in: int
+    width_out: int
+
+
+def widest(width: int, terms: Sequence[int]) -> int:
+    """The largest power of two up to `width` that divides all the terms."""
+    while width > 1 and any(t % width for t in terms):
+        width //= 2
+    return width
+
+
+def tile_of(job: Job, size: int, target: Target) -> Tile | None:
+    """The tile of a box whose source is dense along another axis than its result; None where a walk does as well."""
+    plain = job.lookup is None and job.into is None and job.around is None and job.reshaped is None
+    if not plain or job.source is None or job.target.strides[-1] != 1 or job.source.strides[-1] <= 1:
+        return None
+    d = len(job.extents) - 1
+    dense = [axis for axis in range(d) if job.source.strides[axis] == 1]
+    if not dense:
+        return None
+    s = max(dense, key=lambda axis: job.extents[axis])
+    extent_s, extent_d = tile_extents(job, s, d, size, target)
+    whole_s, whole_d = extent_s == job.extents[s], extent_d == job.extents[d]
+    flat_in = whole_s and job.source.strides[d] == extent_s
+    flat_out = whole_d and job.target.strides[s] == extent_d
+    rest = [axis for axis in range(d) if axis != s]
+    # Each group starts at a multiple of the width: the box's offset, the step of each other axis, of a tile, of a row.
+    split_s, split_d = not whole_s, not whole_d
+    terms_in = [job.source.offset, *(job.source.strides[a] for a in rest)]
+    terms_out = [job.target.offset, *(job.target.strides[a] for a in rest)]
+    terms_in += [extent_s * extent_d] * split_d if flat_in else [job.source.strides[d], *[extent_s] * split_s]
+    terms_out += [extent_s * extent_d] * split_s if flat_out else [job.target.strides[s], *[extent_d] * split_d]
+    most = 16 // size
+    return Tile(
+        s,
+        d,
+        extent_s,
+        extent_d,
+        pitch(extent_s, size),
+        flat_in,
+        flat_out,
+        widest(most, terms_in),
+        widest(most, terms_out),
+    )
+
+
+def pitch(extent: int, size: int) -> int:
+    """Elements from row to row of a tile in shared memory: an odd number of 4-byte banks, of pairs for 8 bytes."""
+    unit = max(1, 4 // size)
+    units = -(-extent // unit)
+    return (units | 1) * unit
+
+
+def tile_extents(job: Job, s: int, d: int, size: int, target: Target) -> tuple[int, int]:
+    """Extents of a tile along s and d: a short axis whole, the other long enough to make up for it."""
+    others = job.size // (job.extents[s] * job.extents[d])
+    budget = 4096 if size <= 4 else 2048
+    while True:
+        short, long = sorted((s, d), key=lambda axis: job.extents[axis])
+        n = job.extents[short]
+        first = n if n <= 96 else rounded(-(-n // -(-n // 64)), 8)
+        limit = max(32, budget // first // 32 * 32)
+        m = job.extents[long]
+        second = m if m <= limit else rounded(-(-m // -(-m // limit)), 32)
+        blocks = others * -(-n // first) * -(-m // second)
+        if blocks >= 2 * target.sm_count or budget <= 1024:
+            return (first, second) if short == s else (second, first)
+        budget //= 2
+
+
+def rounded(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def tile_counts(job: Job, tile: Tile) -> tuple[int, ...]:
+    """Tiles along each axis of the box."""
+    steps = {tile.s: tile.extent_s, tile.d: tile.extent_d}
+    return tuple(-(-n // steps.get(axis, 1)) for axis, n in enumerate(job.extents))
