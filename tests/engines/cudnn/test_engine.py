@@ -1,0 +1,107 @@
+"""The engine apart from the library: what it keeps, what it asks for once, how a plan is run."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Policy
+from graphdnn.engines.cudnn import engine as module
+from graphdnn.engines.cudnn import plans
+from graphdnn.engines.cudnn.engine import CudnnEngine
+from graphdnn.engines.cudnn.lower import Lowering
+from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal
+from graphdnn.target import Target
+from tests.engines.cudnn.regions import bias, convolution, product
+
+DEVICE: Any = SimpleNamespace(target=Target.named("h200"), stream=7)
+
+
+def proposal(engine: int, deterministic: bool = True, workspace: int = 0) -> Proposal:
+    return Proposal(PlanName(engine, ()), workspace, ("RUNTIME_COMPILATION",), deterministic)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Heuristics that always propose the same, and a list of who asked."""
+    calls: list[object] = []
+
+    def answer(cudnn: object, make: object) -> list[Proposal]:
+        calls.append(make)
+        return [proposal(51), proposal(44, workspace=512), proposal(0, deterministic=False), proposal(99)]
+
+    monkeypatch.setattr(module, "proposals", answer)
+    return calls
+
+
+def test_float32_keeps_the_engines_of_the_table_only(asked: list[object]) -> None:
+    region = convolution(dtype=gd.float32, finish=bias)
+    kept = CudnnEngine().candidates(region, DEVICE, Policy())
+    assert not isinstance(kept, Decline)
+    assert [c.name for c in kept] == ["eng44", "eng0"]
+    every = CudnnEngine().candidates(region, DEVICE, Policy(precision="tf32"))
+    assert not isinstance(every, Decline)
+    assert [c.name for c in every] == ["eng51", "eng44", "eng0", "eng99"]
+    assert {c.precision for c in kept} == {"float32"}
+    assert {c.precision for c in every} == {"tf32"}
+
+
+def test_float32_with_no_engine_of_the_table_is_refused_with_a_fix(
+    asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "proposals", lambda cudnn, make: [proposal(51)])
+    answer = CudnnEngine().candidates(convolution(dtype=gd.float32, finish=bias), DEVICE, Policy())
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.PRECISION
+    assert answer.fix is not None
+
+
+def test_candidates_carry_what_is_known_before_building(asked: list[object]) -> None:
+    found = CudnnEngine().candidates(convolution(finish=bias), DEVICE, Policy())
+    assert not isinstance(found, Decline)
+    by_name = {c.name: c for c in found}
+    assert by_name["eng44"].workspace_bytes == 512
+    assert not by_name["eng0"].deterministic
+    assert any("no committed run" in note for note in by_name["eng99"].notes)
+    assert not any("no committed run" in note for note in by_name["eng51"].notes)
+
+
+def test_equal_regions_are_asked_for_once(asked: list[object]) -> None:
+    engine = CudnnEngine()
+    for region in (convolution(finish=bias), convolution(finish=bias), convolution((3, 24, 9, 8), finish=bias)):
+        engine.candidates(region, DEVICE, Policy())
+    assert len(asked) == 2
+
+
+def test_what_the_rules_refuse_is_not_asked_for(asked: list[object]) -> None:
+    assert isinstance(CudnnEngine().candidates(product(dtype=gd.float32), DEVICE, Policy()), Decline)
+    assert not asked
+
+
+@pytest.mark.parametrize("method", ["candidates", "build"])
+def test_a_missing_library_names_its_package(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cudnn
+
+    def unloaded() -> int:
+        raise RuntimeError("libcudnn.so.9 is not there")
+
+    monkeypatch.setattr(cudnn, "backend_version", unloaded)
+    region = convolution()
+    one: Any = SimpleNamespace(region=region)
+    engine = CudnnEngine()
+    answer = engine.candidates(region, DEVICE, Policy()) if method == "candidates" else engine.build(one, DEVICE)
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.SETUP
+    assert answer.fix is not None
+    assert answer.fix.after == "nvidia-cudnn-cu13"
+
+
+def test_a_plan_gives_each_tensor_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[object, ...]] = []
+    graph = SimpleNamespace(_execute=lambda *given: ran.append(given))
+    monkeypatch.setattr(plans, "HANDLES", SimpleNamespace(on=lambda ordinal, stream: (ordinal, stream)))
+    plan = CudnnPlan(Lowering(graph, ((1, 0), (2, 1), (5, 0), (9, 2))), 3, 256)
+    plan.enqueue([100, 200, 300], 7, 4096)
+    assert ran == [({1: 100, 2: 200, 5: 100, 9: 300}, 4096, (3, 7))]
