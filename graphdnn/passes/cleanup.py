@@ -23,25 +23,29 @@ SMALL = 1 << 14
 
 def canonicalize(graph: Graph) -> Rewritten:
     """The graph in its simplest form that means the same.  Raises CompileError when that does not settle."""
-    done = Rewritten(graph)
-    for _ in range(ROUNDS):
+    done, idle = Rewritten(graph), 0
+    for step in STEPS * ROUNDS:
         before = done.graph
-        for step in STEPS:
-            done = done.then(step)
-        if done.graph is before:
+        done = done.then(step)
+        idle = idle + 1 if done.graph is before else 0
+        if idle == len(STEPS):
             return done
     raise CompileError(f"graph {graph.name} is still changing after {ROUNDS} rounds of canonicalization")
 
 
 def drop_dead(graph: Graph) -> Rewritten:
     """Without the nodes whose results nothing needs."""
+    needed = set(graph.escaping)
+    for node in reversed(graph.nodes):
+        if not needed.isdisjoint(node.results):
+            needed.update(node.operands)
+    dropped = [n for n in graph.nodes if needed.isdisjoint(n.results)]
+    if not dropped:
+        return Rewritten(graph)
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         rewriter.keep(node)
-    live = finish(rewriter)
-    kept = set(live.nodes)
-    dropped = [n for n in graph.nodes if n not in kept]
-    return Rewritten(live, tuple(f"{n.name}: nothing reads it" for n in dropped)) if dropped else Rewritten(graph)
+    return Rewritten(finish(rewriter), tuple(f"{n.name}: nothing reads it" for n in dropped))
 
 
 def merge_equal(graph: Graph) -> Rewritten:

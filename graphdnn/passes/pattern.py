@@ -42,8 +42,8 @@ class Number:
 class Is:
     """The first result of a node whose op is a `op`, for which `where(node)` holds, and whose operands match.
 
-    `operands=None` leaves them open.  `name` binds the result.  A `shared` node may also be read outside the match:
-    it is bypassed, and stays for those who read it.
+    `operands=None` leaves them open.  With `labels` the op's label must be one of them.  `name` binds the result.  A
+    `shared` node may also be read outside the match: it is bypassed, and stays for those who read it.
     """
 
     op: type[Op] | tuple[type[Op], ...]
@@ -52,6 +52,7 @@ class Is:
     name: str | None = None
     commutative: bool = False
     shared: bool = False
+    labels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,13 @@ def one_of(*choices: Pattern) -> OneOf:
 
 def fn(name: str, *operands: Pattern, bind: str | None = None, shared: bool = False) -> Is:
     """A pointwise node of that function, its operands aligned as in numpy, in either order where that is the same."""
-    ops: dict[str, tuple[type[Op], ...]] = {"add": (Pointwise, Bias), "select": (Select,)}
-    return Is(
-        ops.get(name, (Pointwise,)), operands, lambda node: computes(node, name), bind, name in COMMUTATIVE, shared
-    )
+    op, labels = (Pointwise, Bias, Select), (name, "bias") if name == "add" else (name,)
+    return Is(op, operands, aligns_as_numpy, bind, name in COMMUTATIVE, shared, labels)
 
 
-def computes(node: Node, function: str) -> bool:
-    """Whether a node applies that row of the pointwise table to operands aligned as numpy aligns them."""
-    op = node.op
-    if isinstance(op, Bias):
-        return function == "add" and op.axis in (None, node.operands[0].type.rank - 1)
-    return op.function == function if isinstance(op, Pointwise | Select) else False
+def aligns_as_numpy(node: Node) -> bool:
+    """Whether a pointwise node's operands are aligned at their last axes, which a bias along another axis is not."""
+    return not isinstance(node.op, Bias) or node.op.axis in (None, node.operands[0].type.rank - 1)
 
 
 @dataclass(frozen=True)
@@ -214,6 +210,8 @@ def solve_number(pattern: Number, value: Value, so_far: Partial) -> Iterator[Par
 def solve_node(pattern: Is, value: Value, so_far: Partial) -> Iterator[Partial]:
     node = so_far.graph.producer.get(value)
     if node is None or node.result is not value or not isinstance(node.op, pattern.op):
+        return
+    if pattern.labels is not None and node.op.label not in pattern.labels:
         return
     if pattern.where is not None and not pattern.where(node):
         return

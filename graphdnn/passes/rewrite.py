@@ -115,25 +115,29 @@ def sentence(rule: Rule, found: Match) -> str:
 
 
 class Index:
-    """Rules by the class of op that their root may have, in their order."""
+    """Rules by the op that their root may have, in their order."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.heads = [(rule, heads(rule.pattern)) for rule in rules]
-        self.known: dict[type[Op], tuple[Rule, ...]] = {}
+        self.known: dict[tuple[type[Op], str], tuple[Rule, ...]] = {}
 
     def __getitem__(self, op: Op) -> tuple[Rule, ...]:
-        kind = type(op)
-        if kind not in self.known:
-            self.known[kind] = tuple(rule for rule, classes in self.heads if issubclass(kind, classes))
-        return self.known[kind]
+        key = type(op), op.label
+        if key not in self.known:
+            self.known[key] = tuple(rule for rule, roots in self.heads if any(may_be(op, root) for root in roots))
+        return self.known[key]
 
 
-def heads(pattern: Pattern) -> tuple[type[Op], ...]:
-    """Op classes of the nodes that can be the root of a match."""
+def may_be(op: Op, root: Is) -> bool:
+    return isinstance(op, root.op) and (root.labels is None or op.label in root.labels)
+
+
+def heads(pattern: Pattern) -> tuple[Is, ...]:
+    """Patterns of the nodes that can be the root of a match."""
     if isinstance(pattern, OneOf):
-        return tuple(dict.fromkeys(kind for choice in pattern.choices for kind in heads(choice)))
+        return tuple(head for choice in pattern.choices for head in heads(choice))
     if isinstance(pattern, Is):
-        return pattern.op if isinstance(pattern.op, tuple) else (pattern.op,)
+        return (pattern,)
     raise CompileError(f"the root of a pattern is {pattern}; a node is needed there")
 
 

@@ -134,7 +134,7 @@ ACTIVATIONS = (
     Rule(
         "relu as a clip",
         "raised to relu",
-        Is(Pointwise, (X,), lambda node: node.op.label == "clip"),
+        Is(Pointwise, (X,), labels=("clip",)),
         lambda make, found: make(Pointwise(fn="relu"), found["x"]),
         is_clip_at_zero,
     ),

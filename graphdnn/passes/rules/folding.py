@@ -282,13 +282,7 @@ INTO_WEIGHTS = (
         fits=has_linear,
         where=batch_norm_is_known,
     ),
-    Rule(
-        "product into weights",
-        says_folded,
-        Is(Pointwise, where=lambda n: n.op.label == "mul"),
-        fold_product,
-        fits=scales_channels,
-    ),
+    Rule("product into weights", says_folded, Is(Pointwise, labels=("mul",)), fold_product, fits=scales_channels),
 )
 
 MULTIPLY_ADD = (Rule("batch norm as multiply-add", "one multiply-add for each channel", Is(BatchNorm), multiply_add),)

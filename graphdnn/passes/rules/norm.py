@@ -149,7 +149,7 @@ def in_its_own_type(make: Emitter, found: Match) -> Value:
     return make(node.op, cast.operands[0], *node.operands[1:])
 
 
-SUM = Is(Reduce, (X,), lambda node: node.op.label == "reduce_sum", name="sum")
+SUM = Is(Reduce, (X,), name="sum", labels=("reduce_sum",))
 
 NORM = (
     Rule(

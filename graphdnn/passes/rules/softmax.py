@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphdnn.answer import Code, Decline
-from graphdnn.ir.graph import Node, Value
+from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.reduction import Reduce, reduced_shape
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.passes.pattern import Is, Match, OneOf, Pattern, Var, first_decline, fn, one_of
@@ -14,12 +14,9 @@ from graphdnn.passes.rules.pointwise import x_is_whole
 
 def reduction(function: str, x: Pattern, name: str) -> OneOf:
     """A reduction, or a reshape of one (which may put its axes back); `name` is what comes out in the end."""
-
-    def reduces(node: Node) -> bool:
-        return node.op.label == f"reduce_{function}"
-
-    reduced = Is(Reduce, (x,), reduces, name=f"{name} reduced")
-    return one_of(Is(Reduce, (x,), reduces, name=name), Is(RESHAPES, (reduced,), name=name))
+    label = (f"reduce_{function}",)
+    reduced = Is(Reduce, (x,), name=f"{name} reduced", labels=label)
+    return one_of(Is(Reduce, (x,), name=name, labels=label), Is(RESHAPES, (reduced,), name=name))
 
 
 def reduced_axes(found: Match, name: str) -> tuple[int, ...]:
