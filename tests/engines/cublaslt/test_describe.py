@@ -215,6 +215,11 @@ def test_a_single_row_or_column_gets_a_leading_dimension_for_wide_loads() -> Non
     assert (problem.d.columns, problem.d.ld % 8) == (1, 0)
 
 
+def test_of_two_ways_to_store_a_matrix_the_one_for_wide_loads_is_told() -> None:
+    problem = problem_of(product(Strided((33, 1)), Strided((1, 40)), gd.float16))
+    assert (problem.b.rows, problem.b.ld, problem.transpose_b) == (33, 40, True)
+
+
 DECLINES: dict[str, tuple[Region, Code]] = {
     "gelu in the erf form": (product(Strided((7, 5)), Strided((5, 4)), tail=lambda g, y, new: g.gelu(y)), Code.OP),
     "bias along the other axis": (product(Strided((7, 5)), Strided((5, 4)), tail=vector(-2)), Code.BROADCAST),

@@ -89,6 +89,7 @@ CASES: dict[str, tuple[Strided, Strided]] = {
     "batched": (Strided((3, 7, 24)), Strided((3, 24, 5))),
     "shared left": (Strided((7, 24)), Strided((3, 24, 5))),
     "shared right": (Strided((2, 3, 7, 24)), Strided((24, 5))),
+    "left by columns": (Strided((7, 24), (1, 9)), Strided((24, 5))),
     "one row": (Strided((1, 24)), Strided((24, 5))),
 }
 
@@ -159,6 +160,18 @@ def test_addresses_off_a_vector_take_the_fallback(fake: Fake, offset: int, rng: 
     assert fake.calls[-1].id == (66 if offset == 16 else 72)
     assert run(region, plan, rng) <= 2e-3
     assert fake.calls[-1].id == 66
+
+
+def test_one_address_off_a_vector_is_enough(fake: Fake, rng: np.random.Generator) -> None:
+    region = product(*CASES["one"], gd.float16, TAILS["bias residual gelu"])
+    plan = built(region)
+    memory = [aligned(m) for m in memory_of(region, draw(region, rng))]
+    for index, flat in enumerate(memory):
+        moved = aligned(flat, 2)
+        addresses = [m.ctypes.data for m in memory]
+        addresses[index] = moved.ctypes.data
+        plan.enqueue(addresses, 0, 0)
+        assert fake.calls[-1].id == 72, index
 
 
 def test_without_a_fallback_a_misaligned_address_is_an_error(fake: Fake, rng: np.random.Generator) -> None:
