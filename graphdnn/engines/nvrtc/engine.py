@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
-from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows
+from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows, transposed
 from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
 from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
 from graphdnn.engines.nvrtc.recipe import Family, Recipe, arithmetic
@@ -19,6 +19,7 @@ from graphdnn.target import Target
 FAMILIES: tuple[Family, ...] = (
     depthwise.FAMILY,  # before conv, which takes everything
     conv.FAMILY,
+    transposed.FAMILY,
     matmul.FAMILY,
     pooling.FAMILY,
     rows.FAMILY,

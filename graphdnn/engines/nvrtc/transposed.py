@@ -1,0 +1,215 @@
+"""Last-resort transposed convolution: each place of the result gathers the taps that reach it, as a matrix product.
+
+Along an axis of stride s the places fall into s phases, which different taps of the filter reach.  Each phase is a
+product of its own, so that no tap is multiplied that does not count; a phase that no tap reaches is zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+from graphdnn.answer import Decline
+from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.nvrtc.conv import declared, three
+from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
+from graphdnn.engines.nvrtc.indexing import LARGEST_INT
+from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, buffers, parameters
+from graphdnn.engines.nvrtc.tiling import (
+    Product,
+    Tiling,
+    arithmetic_us,
+    best_tiling,
+    constants,
+    dense_vector,
+    each_sum,
+    sum_as_result,
+    tiled_kernel,
+)
+from graphdnn.ir.ops.transposed import ConvTranspose
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import promote
+from graphdnn.target import Target
+
+AXES = "DHW"
+
+
+@dataclass(frozen=True)
+class Phases:
+    """One axis: for each phase the first tap that reaches it, how many do, and where the first one reads at place 0.
+
+    From tap to tap of a phase it is `skip` taps of the filter, and `back` elements of the operand backwards.
+    """
+
+    first: tuple[int, ...]
+    taps: tuple[int, ...]
+    base: tuple[int, ...]
+    skip: int
+    back: int
+
+    @property
+    def count(self) -> int:
+        return len(self.first)
+
+
+def phases(extent: int, kernel: int, stride: int, dilation: int, padding: int) -> Phases:
+    """The phases of an axis whose result is `extent` long; `padding` is cut off before it."""
+    common = gcd(stride, dilation)
+    reaching = [
+        [r for r in range(kernel) if (phase + padding - r * dilation) % stride == 0]
+        for phase in range(min(stride, extent))
+    ]
+    first = tuple(taps[0] if taps else 0 for taps in reaching)
+    base = tuple((phase + padding - r * dilation) // stride for phase, r in enumerate(first))
+    return Phases(first, tuple(map(len, reaching)), base, stride // common, dilation // common)
+
+
+def takes(region: Region) -> Decline | None:
+    parts = anchor_with_epilogue(region)
+    return parts if isinstance(parts, Decline) else None
+
+
+def parts_of(region: Region) -> Anchored:
+    parts = anchor_with_epilogue(region)
+    assert isinstance(parts, Anchored)
+    return parts
+
+
+def transposed_op(parts: Anchored) -> ConvTranspose:
+    op = parts.anchor.op
+    assert isinstance(op, ConvTranspose)
+    return op
+
+
+def phases_of(parts: Anchored) -> tuple[Phases, Phases, Phases]:
+    """The phases along depth, height and width."""
+    op = transposed_op(parts)
+    kernel, out = parts.anchor.operand_types[1].shape[2:], parts.anchor.result.type.shape[2:]
+    extents = (three(out, 1), three(kernel, 1), three(op.stride, 1), three(op.dilation, 1))
+    low = three(tuple(lo for lo, _ in op.padding), 0)
+    depth, height, width = (phases(*sizes) for sizes in zip(*extents, low, strict=True))
+    return depth, height, width
+
+
+def product_of(parts: Anchored) -> Product:
+    """The largest product among the phases; groups and phases are its batch."""
+    x, w = parts.anchor.operand_types
+    batch, channels, *places = parts.anchor.result.type.shape
+    op, axes = transposed_op(parts), phases_of(parts)
+    rows = batch * prod(-(-n // s) for n, s in zip(places, op.stride, strict=True))
+    taps = x.shape[1] // op.groups * prod(max(a.taps) for a in axes)
+    count = prod(a.count for a in axes)
+    return Product((op.groups * count,), rows, channels // op.groups, max(taps, 1), promote(x.dtype, w.dtype))
+
+
+def estimate(region: Region, target: Target) -> float:
+    product = product_of(parts_of(region))
+    # A tap's address costs more than in a convolution, whose divisors are known when the kernel is compiled.
+    arithmetic = 1.5 * arithmetic_us(product, best_tiling(product, target), target)
+    memory = roofline_us(region, target, efficiency=Efficiency(bandwidth=0.4, matrix=1.0))
+    return max(memory, target.launch_us + arithmetic)
+
+
+def generate(region: Region, target: Target) -> Recipe:
+    parts = parts_of(region)
+    product = product_of(parts)
+    tiling = best_tiling(product, target)
+    kernel = Kernel(
+        "transposed",
+        source(region, parts, product, tiling),
+        all_buffers(region),
+        (product.blocks(tiling), 1, 1),
+        (tiling.threads, 1, 1),
+    )
+    return Recipe(f"transposed_{'x'.join(map(str, tiling.block))}", (kernel,))
+
+
+def table(name: str, values: tuple[int, ...]) -> str:
+    return f"__constant__ const int {name}[] = {{{', '.join(map(str, values))}}};"
+
+
+def window_constants(parts: Anchored) -> list[str]:
+    """Extents and steps as C++ constants, and what differs from phase to phase as tables."""
+    x = parts.anchor.operand_types[0]
+    axes = phases_of(parts)
+    lines = [
+        declared("X", three(x.shape[2:], 1)),
+        declared("O", three(parts.anchor.result.type.shape[2:], 1)),
+        declared("STEP_", three(transposed_op(parts).stride, 1)),
+        declared("PHASES_", tuple(a.count for a in axes)),
+        declared("SKIP_", tuple(a.skip for a in axes)),
+        declared("BACK_", tuple(a.back for a in axes)),
+    ]
+    for letter, axis in zip(AXES, axes, strict=True):
+        lines += [
+            table(f"{n}_{letter}", v) for n, v in (("FIRST", axis.first), ("TAPS", axis.taps), ("BASE", axis.base))
+        ]
+    return lines
+
+
+def operand_constants(parts: Anchored, product: Product, tiling: Tiling) -> list[str]:
+    """Strides of both operands and how their tiles are fetched, as C++ constants."""
+    x, w = parts.anchor.operand_types
+    channels = x.shape[1] // transposed_op(parts).groups
+    inner = x.layout[1] == 1 and channels > 1
+    share = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)]
+    x_others = (x.layout[0], *x.layout[2:], channels)
+    wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0]) if inner else 1
+    along_k = inner and w.layout[0] == 1 and channels > 1
+    if along_k:
+        wide_w = dense_vector(1, (*w.layout[1:], channels), channels, w.dtype.itemsize, share[1])
+    else:
+        wide_w = dense_vector(w.layout[1], (w.layout[0], *w.layout[2:]), product.n, w.dtype.itemsize, share[1])
+    flags = {"CHANNELS_INNER": inner, "A_ALONG_K": inner, "B_ALONG_K": along_k}
+    return [
+        f"constexpr int CG = {channels}, VA = {wide_x}, VB = {wide_w};",
+        *(f"constexpr bool {name} = {str(flag).lower()};" for name, flag in flags.items()),
+        declared("X_", (*x.layout[:2], *three(x.layout[2:], 0)), "NCDHW").replace("int", "Index", 1),
+        declared("W_", (*w.layout[:2], *three(w.layout[2:], 0)), "CKDHW").replace("int", "Index", 1),
+    ]
+
+
+def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) -> str:
+    x, w = parts.anchor.operands
+    epilogue = epilogue_of(region, parts, sum_as_result(parts))
+    small = 2 * max(x.type.extent, w.type.extent) <= LARGEST_INT and epilogue.fits_int
+    tiles_m, tiles_n = -(-product.m // tiling.block[0]), -(-product.n // tiling.block[1])
+    batch, _, *places = parts.anchor.result.type.shape
+    names = [f"i{axis}" for axis in range(2 + len(places))]
+    slot = buffers(region)
+    head = [
+        constants(product, tiling, (x.type.dtype, w.type.dtype), "int" if small else "i64"),
+        *window_constants(parts),
+        *operand_constants(parts, product, tiling),
+    ]
+    place = [
+        f"const int tile_n = blockIdx.x % {tiles_n}, tile_m = blockIdx.x / {tiles_n} % {tiles_m};",
+        f"const int phase = blockIdx.x / {tiles_m * tiles_n} % (PHASES_D * PHASES_H * PHASES_W);",
+        f"const Index group = blockIdx.x / {tiles_m * tiles_n} / (PHASES_D * PHASES_H * PHASES_W);",
+        "const int phase_w = phase % PHASES_W, phase_h = phase / PHASES_W % PHASES_H;",
+        "const int phase_d = phase / (PHASES_W * PHASES_H);",
+        *(f"const int places_{a.lower()} = (O{a} - phase_{a.lower()} + STEP_{a} - 1) / STEP_{a};" for a in AXES),
+        *(f"const int taps_{a.lower()} = TAPS_{a}[phase_{a.lower()}];" for a in AXES),
+        f"const int M = {batch} * places_d * places_h * places_w, K = CG * taps_d * taps_h * taps_w;",
+        f"const TA* a = p{slot[x].index} + group * CG * X_C;",
+        f"const TB* b = p{slot[w].index} + group * CG * W_C;",
+    ]
+    signature = f'extern "C" __global__ void __launch_bounds__({tiling.threads}) transposed({parameters(region)}) {{'
+    width = min(4, tiling.thread[1])
+    # A group's channels start at any number, and vectors only at multiples of their width.
+    uneven = f" && i1 % {width} == 0" if transposed_op(parts).groups > 1 and product.n % width else ""
+    sums = each_sum(epilogue, names, 1, tiling, rows(names), ["const Index i1 = group * N + n;"], uneven)
+    return tiled_kernel(head, signature, place, "transposed_fetch.cu", sums)
+
+
+def rows(names: list[str]) -> list[str]:
+    """Statements that find the place of the result that row m of a phase is."""
+    letters = AXES[3 - len(names[2:]) :].lower()
+    lines, rest = [], "m"
+    for name, letter in zip(reversed(names[2:]), reversed(letters), strict=True):
+        lines.append(f"const Index {name} = {rest} % places_{letter} * STEP_{letter.upper()} + phase_{letter};")
+        rest = f"{rest} / places_{letter}"
+    return [*lines, f"const Index {names[0]} = {rest};"]
+
+
+FAMILY = Family("transposed", (ConvTranspose,), takes, generate, estimate, last_resort=True)
