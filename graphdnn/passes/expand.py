@@ -9,6 +9,7 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.region import Region
 from graphdnn.ir.writer import Rewriter
+from graphdnn.passes.cleanup import fold_constants, merge_equal
 from graphdnn.passes.rewrite import Emitter, Rewritten, finish
 
 Ask = Callable[[Region], float | None]
@@ -18,7 +19,10 @@ DEPTH = 16
 
 
 def expand(graph: Graph, ask: Ask) -> Rewritten:
-    """Every composite node that `ask` knows no engine for replaced by its expansion, and so on within that."""
+    """Every composite node that `ask` knows no engine for replaced by its expansion, and so on within that.
+
+    What several expansions have in common (the positions behind a causal mask) is computed once, or when compiled.
+    """
     changes: list[str] = []
     taken: set[Node] = set()
     for _ in range(DEPTH):
@@ -35,7 +39,8 @@ def expand(graph: Graph, ask: Ask) -> Rewritten:
                 rewriter.replace(old, new)
             changes.append(f"{', '.join(node.origins)}: no engine takes {node.op} whole; now {', '.join(ops)}")
         if len(changes) == before:
-            return Rewritten(graph, tuple(changes))
+            done = Rewritten(graph, tuple(changes))
+            return done.then(merge_equal).then(fold_constants) if changes else done
         graph = finish(rewriter)
     raise CompileError(f"graph {graph.name}: expansions are more than {DEPTH} deep; an op expands into itself")
 

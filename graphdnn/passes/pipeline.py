@@ -1,7 +1,7 @@
 """The passes in their order, and what each of them changed.
 
-The order: types first (promote), then fewer and canonical nodes, then larger ops (raise), views out of the way of
-pointwise ops (sink), then fewer ops (fold), then ops that some engine takes (complete, expand), and layouts last, when
+The order: types first (promote), then fewer and canonical nodes, then larger ops (raise), then fewer of them (fold),
+then ops that some engine takes (complete, expand), views out of the way of pointwise ops (sink), and layouts last, when
 the nodes to lay out are known.
 """
 
@@ -25,7 +25,7 @@ from graphdnn.passes.sinking import sink_views
 Ask = Callable[[Region], float | None]
 """Cheapest estimated microseconds at which some engine runs a region; None where none takes it."""
 
-OPTIONAL_PASSES = ("canonicalize", "raise", "sink", "fold", "fuse")
+OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "fuse")
 """Passes that a user may leave out; without the others the graph could not run."""
 
 
@@ -46,10 +46,10 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         ("promote", promote),
         ("canonicalize", canonicalize),
         ("raise", raise_ops),
-        ("sink", sink_views),
         ("fold", fold),
         ("complete", complete),
         ("expand", lambda g: expand(g, ask)),
+        ("sink", sink_views),
         ("layout", assign_layouts),
     )
     records: list[PassRecord] = []

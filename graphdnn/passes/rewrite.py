@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from graphdnn.answer import Code, Decline
 from graphdnn.errors import CompileError
-from graphdnn.ir.graph import Graph, Node, Payload, Value
+from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
 from graphdnn.ir.op import Op
+from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import Operand, Rewriter
 from graphdnn.passes.pattern import Is, Match, OneOf, Pattern, matches
 
@@ -83,6 +84,47 @@ class Emitter:
     def constant(self, payload: Payload) -> Value:
         """A new constant."""
         return self.rewriter.constant(payload)
+
+
+class Precomputed(Emitter):
+    """Emits constants, computed when asked for, in place of nodes on nothing but constants."""
+
+    def all(self, op: Op, /, *operands: Operand) -> tuple[Value, ...]:
+        now = tuple(self.rewriter[v] if isinstance(v, Value) else v for v in operands)
+        types = tuple(self.operand_type(v, now) for v in now)
+        inferred = op.infer(*types)
+        return self.computed(op, now, types, inferred) or super().all(op, *now)
+
+    def rounded(self, op: Op, result: TensorType, /, *operands: Value) -> Value:
+        """`op` on constants in its precision, rounded once to the type `result`."""
+        now = tuple(self.rewriter[v] for v in operands)
+        made = self.computed(op, now, tuple(v.type for v in now), (result,))
+        assert made is not None
+        return made[0]
+
+    def operand_type(self, operand: Operand, operands: tuple[Operand, ...]) -> TensorType:
+        if isinstance(operand, Value):
+            return operand.type
+        return TensorType((), next(v.type.dtype for v in operands if isinstance(v, Value)))
+
+    def computed(
+        self, op: Op, operands: tuple[Operand, ...], types: tuple[TensorType, ...], results: tuple[TensorType, ...]
+    ) -> tuple[Value, ...] | None:
+        """Constants for the results; None where an operand is no constant."""
+        parts: list[Payload | float] = []
+        writer = self.rewriter.writer
+        for operand in operands:
+            if not isinstance(operand, Value):
+                parts.append(operand)
+            elif writer.constants.get(operand.name) is operand:
+                parts.append(writer.payloads[operand.name])
+            else:
+                return None
+        computes = (Compute(op, tuple(parts), types, index) for index in range(len(results)))
+        return tuple(
+            self.rewriter.constant(Payload(t, compute=c), stem=self.origins[0])
+            for t, c in zip(results, computes, strict=True)
+        )
 
 
 def rewrite(graph: Graph, rules: Sequence[Rule]) -> Rewritten:

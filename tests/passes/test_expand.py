@@ -77,6 +77,18 @@ def test_all_norms(dtype, rng):
     )
     done = expand(graph, nobody).graph
     assert not any("norm" in n.op.label for n in done.nodes)
+    # factors computed from float32 constants are float32 constants
+    assert_same_meaning(graph, done, rng, 1e-6 if dtype == gd.float32 else 1e-12)
+
+
+def test_masks_of_several_attentions_are_one_constant(rng):
+    g = gd.GraphBuilder()
+    q, k, v = (g.input(n, (1, 2, 5, 4), gd.float64) for n in "qkv")
+    y = g.attention(q, k, g.attention(q, k, v, causal="top_left"), causal="top_left")
+    graph = g.build({"y": y})
+    done = expand(graph, nobody).graph
+    assert [v.type.dtype for v in done.constants.values()] == [gd.bool]
+    assert not any(n.op.label in ("iota", "less_equal") for n in done.nodes)
     assert_same_meaning(graph, done, rng)
 
 

@@ -20,7 +20,7 @@ from graphdnn.ir.ops.pointwise import Cast, Pointwise
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array
 from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, first_decline, fn, number_of, one_of
-from graphdnn.passes.rewrite import Emitter, Rule
+from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
 from graphdnn.passes.rules.pointwise import is_exact_widening
 
 MASKED = -3e4
@@ -175,7 +175,7 @@ def attention(make: Emitter, found: Match) -> Value:
 
 def with_four_axes(make: Emitter, x: Value) -> Value:
     shape = (1,) * (4 - x.type.rank) + x.type.shape
-    return x if x.type.rank == 4 else make(Reshape(shape=shape), x)
+    return x if x.type.rank == 4 else Precomputed(make.rewriter, make.origins)(Reshape(shape=shape), x)
 
 
 def transposed_back(make: Emitter, k: Value, graph: Graph) -> Value:

@@ -14,7 +14,7 @@ from graphdnn.ir.ops.pointwise import Cast
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, first_decline, fn, is_number, one_of
-from graphdnn.passes.rewrite import Emitter, Rule
+from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
 from graphdnn.passes.rules.pointwise import x_is_whole
 from graphdnn.passes.rules.softmax import is_kept, reduced_axes, reduction
 
@@ -111,7 +111,7 @@ def is_parameter(found: Match) -> Decline | None:
 def with_parameter(make: Emitter, found: Match) -> Value:
     norm, other, shape = found.node("norm"), found["parameter"], normalized_shape(found)
     if other.type.shape != shape:
-        other = make(Reshape(shape=shape), other)
+        other = Precomputed(make.rewriter, found.root.origins)(Reshape(shape=shape), other)
     assert isinstance(norm.op, LayerNorm | RmsNorm)
     op = replace(norm.op, affine=(*norm.op.affine, "bias" if adds(found) else "scale"))
     return make(op, *norm.operands, other)

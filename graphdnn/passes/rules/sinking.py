@@ -11,8 +11,7 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.movement import Reshape
 from graphdnn.ir.ops.pointwise import Bias, Elementwise
 from graphdnn.passes.pattern import Is, Match
-from graphdnn.passes.rewrite import Emitter, Rule
-from graphdnn.passes.rules.folding import Precomputed
+from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
 from graphdnn.passes.rules.movement import RESHAPES
 
 Shape = tuple[int, ...]
