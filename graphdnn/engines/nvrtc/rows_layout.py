@@ -190,7 +190,7 @@ def columns_block(row_vectors: int, length: int, target: Target) -> tuple[int, i
         members *= 2
     while lanes * members < 128 and lanes < row_vectors:
         lanes *= 2
-    return members, lanes
+    return members, max(lanes, 32 // members)
 
 
 def finished(program: Program, layout: Layout, target: Target) -> Layout:

@@ -112,7 +112,12 @@ def weights(program: Program) -> dict[Term, int]:
 
 
 def kept_bytes(program: Program) -> int:
-    """Bytes that one element of the row takes in registers from phase to phase, loads as they lie in memory."""
+    """Most bytes that one element of the row takes in registers between two phases; loads as they lie in memory."""
     work = phases(program, True)
-    loads = {t for i, w in enumerate(work) for t in w.loads if any(t in other.loads for other in work[i + 1 :])}
-    return sum(t.dtype.itemsize for t in loads) + sum(max(4, t.dtype.itemsize) for w in work for t in w.keeps)
+    most = 0
+    for boundary in range(1, len(work)):
+        before, behind = work[:boundary], work[boundary:]
+        loads = {t for w in before for t in w.loads} & {t for w in behind for t in w.loads}
+        keeps = {t for w in before for t in w.keeps} & {t for w in behind for t in w.reused}
+        most = max(most, sum(t.dtype.itemsize for t in loads) + sum(max(4, t.dtype.itemsize) for t in keeps))
+    return most
