@@ -13,6 +13,7 @@ from graphdnn.engines.manifest import engines_for
 from graphdnn.errors import CompileError, SetupError
 from graphdnn.executable import Executable
 from graphdnn.ir.graph import Graph
+from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.ir.views import is_free
 from graphdnn.passes.fuse import Proposal, propose
@@ -23,6 +24,11 @@ from graphdnn.runtime.device import device_for, device_present
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Schedule, Step, schedule
 from graphdnn.target import Target
+
+
+PROLOGUE_US = 0.01
+"""What a pointwise node before an anchor costs more than one behind it, where estimates are equal otherwise: an anchor
+reads its operands once for each tile that needs them, and writes its result once."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,21 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
 def offers_of(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> list[Offer]:
     """Every engine's "yes" to every proposal, in the engines' order."""
     return [
-        Offer(p.region, answer.estimated_us, Bid(engine, p.region))
+        Offer(p.region, answer.estimated_us + PROLOGUE_US * prologue_nodes(p.region), Bid(engine, p.region))
         for p in proposals
         for engine, answer in desk.answers(p.region).items()
         if isinstance(answer, Support)
     ]
+
+
+def prologue_nodes(region: Region) -> int:
+    """Pointwise nodes of a region that stand before one of its other nodes."""
+    anchors = 0
+    for node in region.nodes:
+        if not isinstance(node.op, Elementwise):
+            anchors |= region.graph.ancestors[node]
+    before = (n for n in region.nodes if anchors >> region.graph.position[n] & 1)
+    return sum(isinstance(n.op, Elementwise) for n in before)
 
 
 def cheapest_cover(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> Cover:
