@@ -39,33 +39,31 @@ class Estimate:
 
 def estimate(problem: Problem, region: Region, target: Target, unit: str, limit: int) -> Estimate:
     """The cheapest of all tiles and splits whose scratch fits into `limit` bytes.  `unit` is a key of Target.rates."""
-    return min(
-        (
-            way
-            for rows, columns, reach in TILES
-            for split in SPLITS
-            if (way := tiled(problem, region, target, unit, (rows, columns, split), reach)).workspace_bytes <= limit
-        ),
-        key=lambda way: way.us,
-    )
-
-
-def tiled(
-    problem: Problem, region: Region, target: Target, unit: str, shape: tuple[int, int, int], reach: float
-) -> Estimate:
-    """One way: tiles of rows x columns, K in `split` parts.  Too short parts are left whole."""
-    rows, columns, split = shape
-    if problem.k < split * LEAST_PART:
-        split = 1
-    blocks = -(-problem.m // rows) * -(-problem.n // columns) * problem.batch * split
-    waves = -(-blocks // target.sm_count)
-    each = 2 * rows * columns * -(-problem.k // split) / (target.rate(unit) * reach / target.sm_count)
     moved = region.read_bytes + region.written_bytes
     elements = problem.m * problem.n * problem.batch
-    # Parts that are written and read again mostly stay in the second-level cache, so they count once.
-    parts = split * elements * float32.itemsize if split > 1 else 0
-    memory = (moved + parts) / (target.bandwidth * BANDWIDTH_REACH)
-    special = SPECIAL.get(problem.activation, 0) * elements / target.rate("special")
-    kernels = 1 if split == 1 else 2
-    us = kernels * target.launch_us + FIXED_US + 1e6 * (max(waves * each, memory) + special)
-    return Estimate(us, kernels, parts)
+    per_us = target.bandwidth * BANDWIDTH_REACH / 1e6
+    rate = target.rate(unit) / target.sm_count / 1e6
+    splits = [s for s in SPLITS if s == 1 or problem.k >= s * LEAST_PART]
+    best: tuple[float, int, int] | None = None
+    for split in splits:
+        # Parts that are written and read again mostly stay in the second-level cache, so they count once.
+        parts = split * elements * float32.itemsize if split > 1 else 0
+        if parts > limit:
+            continue
+        kernels = 1 if split == 1 else 2
+        waves = min(tiled_us(problem, rows, columns, split, rate * reach, target) for rows, columns, reach in TILES)
+        us = kernels * target.launch_us + max(waves, (moved + parts) / per_us)
+        if best is None or us < best[0]:
+            best = us, kernels, parts
+    assert best is not None
+    us, kernels, parts = best
+    special = 1e6 * SPECIAL.get(problem.activation, 0) * elements / target.rate("special")
+    return Estimate(us + FIXED_US + special, kernels, parts)
+
+
+def tiled_us(problem: Problem, rows: int, columns: int, split: int, rate: float, target: Target) -> float:
+    """Arithmetic in tiles of rows x columns, K in `split` parts, by multiprocessors of `rate` operations a microsecond:
+    whole waves of blocks, the last one as long as the others."""
+    blocks = -(-problem.m // rows) * -(-problem.n // columns) * problem.batch * split
+    waves = -(-blocks // target.sm_count)
+    return waves * 2 * rows * columns * -(-problem.k // split) / rate

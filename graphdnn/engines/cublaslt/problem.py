@@ -112,7 +112,8 @@ def describe(region: Region) -> Problem | Decline:
             Code.PATTERN, f"{region.pattern} adds a tensor that it computes itself; cuBLASLt reads it from memory"
         )
     refusals: list[Decline] = []
-    for loops in (find_loops(chain, absorbing=True), find_loops(chain, absorbing=False)):
+    for absorbing in (True, False):
+        loops = find_loops(chain, absorbing)
         if isinstance(loops, Decline):
             refusals.append(loops)
             continue
