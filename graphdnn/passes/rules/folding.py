@@ -111,17 +111,24 @@ class Affine:
     shift: Value | None
 
 
+def per_channel_values(make: Emitter, value: Value, dtype: DType, shape: tuple[int, ...]) -> Value:
+    """One entry a channel, or one for all, as `shape` and `dtype`."""
+    shaped = value if value.type.shape == shape else make(Reshape(shape=shape), value)
+    return shaped if shaped.type.dtype == dtype else make(Cast(dtype=dtype.name), shaped)
+
+
 def vector(make: Emitter, value: Value, dtype: DType) -> Value:
-    """A constant of one entry a channel as such a vector, in `dtype`."""
-    flat = value if value.type.rank == 1 else make(Reshape(shape=(value.type.size,)), value)
-    return flat if flat.type.dtype == dtype else make(Cast(dtype=dtype.name), flat)
+    return per_channel_values(make, value, dtype, (value.type.size,))
 
 
-def batch_norm_affine(make: Emitter, node: Node) -> Affine:
-    """scale / sqrt(var + eps), and bias - mean times that."""
+def batch_norm_affine(make: Emitter, node: Node, shape: tuple[int, ...]) -> Affine:
+    """scale / sqrt(var + eps), and bias - mean times that, both of `shape`.
+
+    Parameters are reshaped before anything is computed: views of what is given part no region.
+    """
     assert isinstance(node.op, BatchNorm)
     wide = node.operands[0].type.dtype.compute
-    mean, var, scale, bias = (vector(make, v, wide) for v in node.operands[1:])
+    mean, var, scale, bias = (per_channel_values(make, v, wide, shape) for v in node.operands[1:])
     inverse = make(Pointwise(fn="rsqrt"), make(Pointwise(fn="add"), var, node.op.eps))
     factor = make(Pointwise(fn="mul"), scale, inverse)
     return Affine(factor, make(Pointwise(fn="sub"), bias, make(Pointwise(fn="mul"), mean, factor)))
@@ -191,7 +198,8 @@ def batch_norm_is_known(found: Match) -> Decline | None:
 
 def fold_batch_norm(make: Emitter, found: Match) -> Value:
     chain = chain_of(found)
-    affine = batch_norm_affine(Precomputed(make.rewriter, found.root.origins), found.root)
+    small = Precomputed(make.rewriter, found.root.origins)
+    affine = batch_norm_affine(small, found.root, found.root.operands[1].type.shape)
     return into_weights(make, found, chain, affine)
 
 
@@ -219,14 +227,11 @@ def fold_product(make: Emitter, found: Match) -> Value:
 
 def multiply_add(make: Emitter, found: Match) -> Value:
     """x * scale + shift, the factors computed apart, the result rounded once."""
-    node = found.root
-    small = Precomputed(make.rewriter, node.origins)
-    affine = batch_norm_affine(small, node)
-    assert affine.shift is not None
-    x = node.operands[0]
+    x = found.root.operands[0]
     shape = tuple(n if a == 1 else 1 for a, n in enumerate(x.type.shape))
-    y = make(Pointwise(fn="mul"), x, small(Reshape(shape=shape), affine.scale))
-    y = make(Bias(axis=1), y, affine.shift)
+    affine = batch_norm_affine(Precomputed(make.rewriter, found.root.origins), found.root, shape)
+    assert affine.shift is not None
+    y = make(Pointwise(fn="add"), make(Pointwise(fn="mul"), x, affine.scale), affine.shift)
     return y if y.type.dtype == x.type.dtype else make(Cast(dtype=x.type.dtype.name), y)
 
 
