@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
@@ -29,7 +30,12 @@ class Config:
 
 
 def published_folder() -> Path:
-    """Where the installed package keeps model.safetensors and tokenizer.json.  Nothing of it is imported."""
+    """Where the installed package keeps model.safetensors and tokenizer.json.  Nothing of it is imported.
+
+    The environment variable MINILM_FOLDER names another folder with the same files.
+    """
+    if named := os.environ.get("MINILM_FOLDER"):
+        return Path(named)
     try:
         listed = files(PACKAGE) or []
     except PackageNotFoundError:
