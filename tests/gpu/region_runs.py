@@ -115,7 +115,7 @@ def check_region(
     # What the device sees of an input with stride 0 is what a reader of its memory sees.
     seen = {v.name: settled(v.type, arrays[v.name]) for v in region.inputs}
     found = run_region(device, region, seen, shift)
-    wanted = gd.evaluate(graph, {n: seen[n] for n in graph.inputs}, dtype=gd.float64)
+    wanted = gd.evaluate(graph, {n: seen.get(n, arrays[n]) for n in graph.inputs}, dtype=gd.float64)
     for name, value in graph.outputs.items():
         compare(name, found[value], wanted[name], value.type.dtype, (scales or {}).get(name, 0.0))
 
