@@ -76,6 +76,13 @@ def test_activations(label, spell, canonical, rng):
     assert raise_ops(done.graph).graph is done.graph
 
 
+def test_integers_have_no_hard_sigmoid():
+    g = gd.GraphBuilder()
+    x = g.input("x", (3, 5), gd.int32)
+    graph = g.build({"y": g.clip(x + 3, min=0, max=6) / 6, "relu": g.neg(g.maximum(x, 0))})
+    assert [n.op.label for n in raise_ops(graph).graph.nodes] == ["add", "clip", "div", "relu", "neg"]
+
+
 @pytest.mark.parametrize("dtype", [gd.float16, gd.bfloat16, gd.float32])
 def test_numbers_of_narrow_types(dtype):
     """A constant 0.7071 of a narrow type is what 1 / sqrt 2 is there."""

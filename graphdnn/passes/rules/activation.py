@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from graphdnn.answer import Code, Decline
 from graphdnn.ir.graph import Value
-from graphdnn.ir.ops.pointwise import Pointwise
+from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
 from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, fn, is_number, one_of
 from graphdnn.passes.rewrite import Emitter, Rule
 from graphdnn.passes.rules.pointwise import x_is_whole
@@ -49,7 +49,10 @@ def raised(name: str, function: str, pattern: Is | OneOf) -> Rule:
     def build(make: Emitter, found: Match) -> Value:
         return make(Pointwise(fn=function), found["x"])
 
-    return Rule(name, f"raised to {function}", pattern, build, fits=x_is_whole, where=right_numbers)
+    def fits(found: Match) -> bool:
+        return x_is_whole(found) and TAKES[FUNCTIONS[function].takes](found["x"].type.dtype)
+
+    return Rule(name, f"raised to {function}", pattern, build, fits=fits, where=right_numbers)
 
 
 def negative(x: Pattern) -> OneOf:
