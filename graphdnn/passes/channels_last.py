@@ -14,10 +14,10 @@ from typing import Any
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
-from graphdnn.ir.ops.movement import Convert, Slice, Split, WriteSlice
+from graphdnn.ir.ops.movement import Slice, Split, WriteSlice
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import TensorType, channels_last, row_major
-from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows, is_matrix
+from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows, is_matrix, layouts
 
 IMAGE_RANKS = (4, 5)
 PENALTY = 2
@@ -43,12 +43,12 @@ def matters(type: TensorType) -> bool:
 
 
 def channels_last_nodes(graph: Graph) -> Mapping[Node, bool]:
-    """For each node of a part with a convolution whether it is channels-last; other nodes are absent."""
+    """For each node of a part with a convolution whether it is channels-last; other nodes are absent.
+
+    All parts are cut at once, since they may share conversions of an input.
+    """
     parts = [p for p in image_parts(graph) if any(isinstance(n.op, CONVOLUTIONS) for n in p)]
-    chosen: dict[Node, bool] = {}
-    for part in parts:
-        chosen |= Network(graph, part, known_layouts(graph)).cut()
-    return chosen
+    return Network(graph, [n for p in parts for n in p], known_layouts(graph)).cut() if parts else {}
 
 
 def image_parts(graph: Graph) -> list[list[Node]]:
@@ -75,38 +75,31 @@ def known_layouts(graph: Graph) -> Mapping[Value, TensorType]:
     sources = (*graph.inputs.values(), *graph.states.values())
     known = {v: v.type.with_strides(v.type.layout) for v in sources}
     for node in graph.nodes:
-        if is_flexible(node):
+        follows = node.op.is_renaming or isinstance(node.op, (Attention, WriteSlice))
+        if is_flexible(node) or (follows and node.operands[0] not in known):
             continue
-        if not node.op.is_renaming:
-            is_convert = isinstance(node.op, Convert)
-            known |= {v: v.type if is_convert else v.type.with_strides(None) for v in node.results}
-            continue
-        operand = known.get(node.operands[0])
-        if operand is None:
-            continue
-        views = node.op.view(operand)
-        strides = [row_major(t.shape) for t in node.result_types] if views is None else [v.strides for v in views]
-        known |= {v: v.type.with_strides(s) for v, s in zip(node.results, strides, strict=True)}
+        found = layouts(node.op, [known.get(v, v.type) for v in node.operands], node.result_types)
+        known |= {v: v.type.with_strides(s) for v, s in zip(node.results, found.results, strict=True)}
     return known
 
 
 @dataclass
 class Network:
-    """The flow network of one part: the side of LAST is channels-last, that of MAJOR row-major."""
+    """The flow network of some parts: the side of LAST is channels-last, that of MAJOR row-major."""
 
     graph: Graph
-    part: Sequence[Node]
+    nodes: Sequence[Node]
     known: Mapping[Value, TensorType]
     edges: dict[tuple[int, int], int | None] = field(default_factory=dict)
     count: int = 0
 
     def cut(self) -> dict[Node, bool]:
-        """The side of each node of the part; the one unique cut whose channels-last side is largest."""
+        """The side of each node; the one unique cut whose channels-last side is largest."""
         import networkx as nx
 
-        place = {n: i for i, n in enumerate(self.part)}
+        place = {n: i for i, n in enumerate(self.nodes)}
         self.count = len(place)
-        for node in self.part:
+        for node in self.nodes:
             self.add_preference(node, place[node])
         for value in self.values():
             self.add_value(value, place)
@@ -124,9 +117,9 @@ class Network:
         self.edges[a, b] = None if capacity is None or before is None else before + capacity
 
     def values(self) -> Iterable[Value]:
-        """Images that the part reads or makes, constants aside: those are laid out for free."""
+        """Images that the parts read or make, constants aside: those are laid out for free."""
         constants = set(self.graph.constants.values())
-        touched = dict.fromkeys(v for n in self.part for v in (*n.operands, *n.results))
+        touched = dict.fromkeys(v for n in self.nodes for v in (*n.operands, *n.results))
         return [v for v in touched if v.literal is None and v not in constants and matters(v.type)]
 
     def add_preference(self, node: Node, place: int) -> None:
@@ -147,8 +140,12 @@ class Network:
                 return
             home = side
         readers = [place[u] for u in self.graph.users.get(value, ()) if u in place]
+        others = [u for u in self.graph.users.get(value, ()) if u not in place]
+        if any(converts_channels_last(u, value) for u in others):
+            readers.append(MAJOR)
         if home >= 0:
-            readers += self.fixed_readers(value, place)
+            readers += self.exits(value)
+            self.connect(home, MAJOR, value.type.nbytes * sum(copies_channels_last(u, value) for u in others))
         turned, returned = self.count, self.count + 1
         self.count += 2
         for reader in dict.fromkeys(readers):
@@ -157,15 +154,12 @@ class Network:
         self.connect(home, turned, value.type.nbytes)
         self.connect(returned, home, value.type.nbytes)
 
-    def fixed_readers(self, value: Value, place: Mapping[Node, int]) -> list[int]:
-        """Ends of the network that stand for readers of `value` whose layout is no choice."""
+    def exits(self, value: Value) -> list[int]:
+        """Ends of the network for the layouts in which a value leaves the graph."""
         graph = self.graph
         wanted = [graph.output_type(name) for name, v in graph.outputs.items() if v is value]
         wanted += [graph.states[name].type for name, v in graph.updates.items() if v is value]
-        ends = [side for t in wanted if (side := side_of(t)) is not None]
-        if any(wants_row_major(u, value) for u in graph.users.get(value, ()) if u not in place):
-            ends.append(MAJOR)
-        return ends
+        return [side for t in wanted if (side := side_of(t)) is not None]
 
 
 def side_of(type: TensorType | None) -> int | None:
@@ -181,13 +175,17 @@ def reduces_rows(node: Node) -> bool:
     return axes == (node.operands[0].type.rank - 1,)
 
 
-def wants_row_major(user: Node, value: Value) -> bool:
-    """Whether a reader of another kind would need the value copied if it came channels-last."""
+def converts_channels_last(user: Node, value: Value) -> bool:
+    """Whether a reader that is no choice has a channels-last operand converted first."""
     last = value.type.with_strides(channels_last(value.type.shape))
-    if user.op.is_renaming:
-        return user.op.view(last) is None and user.op.view(value.type.with_strides(None)) is not None
     if isinstance(user.op, MatMul):
         return not is_matrix(last)
-    if isinstance(user.op, Attention):
-        return value in user.operands[:3] and not has_dense_rows(last)
-    return isinstance(user.op, WriteSlice)
+    return isinstance(user.op, Attention) and value in user.operands[:3] and not has_dense_rows(last)
+
+
+def copies_channels_last(user: Node, value: Value) -> bool:
+    """Whether a renaming reader is a view of a row-major operand and has to copy a channels-last one."""
+    last = value.type.with_strides(channels_last(value.type.shape))
+    if not user.op.is_renaming or user.op.view(last) is not None:
+        return False
+    return user.op.view(value.type.with_strides(None)) is not None

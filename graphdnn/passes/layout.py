@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
-from graphdnn.ir.op import View
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.ops.pointwise import Elementwise
@@ -29,7 +28,7 @@ def assign_layouts(graph: Graph) -> Rewritten:
 
 
 class Assignment:
-    """One run of the pass: values with strides so far, and where in memory each of them lies."""
+    """One run of the pass: values with strides so far, and in whose memory a view lies."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -38,7 +37,7 @@ class Assignment:
         self.promised = promised_strides(graph)
         self.changes: list[str] = []
         self.made: dict[tuple[Value, Strides], Value] = {}
-        self.place: dict[Value, tuple[Value, int]] = {}
+        self.root: dict[Value, Value] = {}
         self.taken: set[Value] = set()
 
     def run(self) -> Rewritten:
@@ -70,11 +69,10 @@ class Assignment:
         results = tuple(replace(v, type=t, owner=None) for v, t in zip(node.results, types, strict=True))
         made = Node(node.name, node.op, tuple(operands), results, node.origins)
         self.rewriter.writer.adopt(made)
-        views = made.op.view(operands[0].type) if is_free(made) else None
-        for index, (old, new) in enumerate(zip(node.results, results, strict=True)):
+        for old, new in zip(node.results, results, strict=True):
             self.rewriter.replace(old, new)
-            if views is not None:
-                self.alias(new, operands[0], views[index])
+        if is_free(made):
+            self.root |= dict.fromkeys(results, self.root.get(operands[0], operands[0]))
 
     def layouts_around(self, node: Node, operands: Sequence[TensorType]) -> Layouts:
         if node in self.images:
@@ -84,10 +82,6 @@ class Assignment:
         if promised is None or not writes_anywhere(node, promised):
             return found
         return Layouts(found.operands, (promised, *found.results[1:]))
-
-    def alias(self, view: Value, operand: Value, how: View) -> None:
-        root, offset = self.place.get(operand, (operand, 0))
-        self.place[view] = (root, offset + how.offset)
 
     def converted(self, value: Value, strides: Strides) -> Value:
         """The value with other strides, converted once for all who ask; at compile time where it is a constant."""
@@ -117,8 +111,8 @@ class Assignment:
         value = self.rewriter[old]
         wanted = value.type.with_strides(strides)
         ready = value if wanted.layout == value.type.layout else self.made.get((value, wanted.layout), value)
-        root, offset = self.place.get(ready, (ready, 0))
-        is_whole = offset == 0 and root.type.size == ready.type.size and root not in self.sources
+        root = self.root.get(ready, ready)
+        is_whole = root.type.size == ready.type.size and root not in self.sources
         if ready.type.layout != wanted.layout or not is_whole or root in self.taken:
             root = ready = self.convert(value, wanted)
         self.taken.add(root)

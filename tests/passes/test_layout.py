@@ -161,6 +161,22 @@ def test_skip_connections_and_upsampling_stay_channels_last() -> None:
     assert converts(graph) == []
 
 
+def test_a_slice_of_channels_is_converted_for_a_convolution_and_read_in_place_by_pointwise_ops() -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (2, 8, 6, 7), gd.float16, strides=channels_last((2, 8, 6, 7)))
+    left, right = g.split(x, (4, 4), axis=1)
+    y = g.add(g.conv(left, weight(g, 4, 4, 1, 1)), right)
+    graph = assign_layouts(g.build({"y": y}, strides={"y": channels_last((2, 4, 6, 7))})).graph
+    assert [n.operands[0].name for n in converts(graph)] == [left.name]
+
+
+def test_the_smaller_side_of_a_pool_is_converted() -> None:
+    g = gd.GraphBuilder()
+    x = g.max_pool(g.input("x", (2, 3, 12, 12), gd.float16), kernel=2, stride=2, name="pool")
+    graph = laid(g, y=g.global_avg_pool(g.conv(x, weight(g, 5, 3, 3, 3))))
+    assert [n.operands[0].name for n in converts(graph)] == ["pool"]
+
+
 def test_three_spatial_axes() -> None:
     g = gd.GraphBuilder()
     x = g.input("x", (2, 3, 4, 5, 6), gd.float16)
@@ -344,29 +360,33 @@ def test_a_state_handed_on_as_another_is_copied() -> None:
 
 
 def small_images(rng: np.random.Generator) -> Graph:
-    """A few convs, pools and pointwise ops of unequal sizes with inputs and outputs in either layout."""
+    """A few ops on images that grow and shrink, with inputs and outputs in either layout."""
     g = gd.GraphBuilder()
-    shape = (2, int(rng.integers(2, 6)), 6, 5)
 
-    def image(name: str) -> gd.Value:
+    def image(name: str, shape: tuple[int, ...]) -> gd.Value:
         return g.input(name, shape, gd.float32, strides=channels_last(shape) if rng.random() < 0.3 else None)
 
-    pool = [image("a"), image("b")]
-    for _ in range(5):
+    c = int(rng.integers(2, 6))
+    pool = [image("a", (2, c, 6, 5)), image("b", (2, c, 1, 5))]
+    for index in range(6):
         x = pool[int(rng.integers(len(pool)))]
-        c = x.type.shape[1]
         kind = rng.random()
-        if kind < 0.35:
-            w = g.constant(rng.standard_normal((int(rng.integers(2, 6)), c, 1, 1)).astype(np.float32))
+        if kind < 0.25 or index == 3:
+            channels = int(rng.integers(2, 6))
+            w = g.constant(rng.standard_normal((channels, x.type.shape[1], 1, 1)).astype(np.float32))
             pool.append(g.conv(x, w))
+        elif kind < 0.5:
+            fitting = [v for v in pool if all(m in (1, n) for m, n in zip(v.type.shape, x.type.shape, strict=True))]
+            pool.append(g.add(x, fitting[int(rng.integers(len(fitting)))]))
         elif kind < 0.6:
-            same = [v for v in pool if v.type.shape == x.type.shape]
-            pool.append(g.add(x, same[int(rng.integers(len(same)))]))
-        elif kind < 0.8:
             pool.append(g.relu(x))
+        elif kind < 0.75 and x.type.shape[2] > 3:
+            pool.append(g.max_pool(x, kernel=(3, 1), stride=(3, 1)))
+        elif kind < 0.85:
+            pool.append(g.attention(x, x, x))
         else:
             pool.append(g.softmax(x, axis=3))
-    outputs = {f"y{i}": v for i, v in enumerate(pool[-2:]) if v not in pool[:2]}
+    outputs = {f"y{i}": v for i, v in enumerate(pool[-2:])}
     strides = {n: channels_last(v.type.shape) for n, v in outputs.items() if rng.random() < 0.4}
     return g.build(outputs, strides=strides)
 
@@ -386,7 +406,7 @@ def cost(graph: Graph, images: dict[Node, bool]) -> int:
     return total
 
 
-@pytest.mark.parametrize("case", range(25))
+@pytest.mark.parametrize("case", range(40))
 def test_no_other_choice_converts_fewer_bytes(case: int, rng: np.random.Generator) -> None:
     graph = small_images(rng)
     chosen = dict(channels_last_nodes(graph))
