@@ -17,14 +17,16 @@ Rng = np.random.Generator
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_regions(device: CudaDevice, case: Case, rng: Rng) -> None:
     region = case.region()
-    check_region(device, region, case.arrays(region, rng))
+    arrays = case.arrays(region, rng)
+    check_region(device, region, arrays, scales=case.scales(arrays))
 
 
 @pytest.mark.parametrize("case", ROWS[::3], ids=str)
 def test_addresses_that_are_aligned_to_an_element_only(device: CudaDevice, case: Case, rng: Rng) -> None:
     region = case.region()
     largest = max(v.type.dtype.itemsize for v in (*region.inputs, *region.outputs))
-    check_region(device, region, case.arrays(region, rng), shift=largest)
+    arrays = case.arrays(region, rng)
+    check_region(device, region, arrays, shift=largest, scales=case.scales(arrays))
 
 
 @pytest.mark.slow

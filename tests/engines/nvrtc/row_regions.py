@@ -26,6 +26,8 @@ class Case:
     build: Callable[[gd.GraphBuilder], Value | Outputs]
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     layout: Layout = row_major
+    scale: Callable[[Array], float] | None = None
+    """The result's own scale from input x, where it may be far above the result's peak: sums cancel."""
 
     def region(self) -> Region:
         builder = gd.GraphBuilder(self.name)
@@ -34,6 +36,10 @@ class Case:
 
     def arrays(self, region: Region, rng: np.random.Generator) -> dict[str, Array]:
         return {n: draw(v.type, rng, *self.ranges.get(n, ())) for n, v in region.graph.inputs.items()}
+
+    def scales(self, arrays: Mapping[str, Array]) -> dict[str, float]:
+        """What errors of outputs are measured against, beside their peak."""
+        return {} if self.scale is None else {"y": self.scale(arrays["x"].astype(np.float64))}
 
     def __str__(self) -> str:
         return self.name
@@ -68,7 +74,11 @@ def reduction(fn: str, shape: Shape, dtype: DType, axes: Shape | int | None, kee
         made: Value = getattr(g, f"reduce_{fn}")(g.input("x", shape, dtype), axes=axes, keepdims=keepdims)
         return made
 
-    return Case(f"reduce_{fn}_{'x'.join(map(str, shape))}_{dtype}_{axes}".replace(" ", ""), build)
+    def scale(x: Array) -> float:
+        return float(np.max((np.mean if fn == "mean" else np.sum)(np.abs(x), axis=axes)))
+
+    name = f"reduce_{fn}_{'x'.join(map(str, shape))}_{dtype}_{axes}".replace(" ", "")
+    return Case(name, build, scale=scale if fn in ("sum", "mean") else None)
 
 
 def image(g: gd.GraphBuilder, shape: Shape, dtype: DType, last: bool) -> Value:
