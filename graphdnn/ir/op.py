@@ -48,10 +48,6 @@ class Op(ABC):
     promotes: ClassVar[bool] = True
     """Whether float operands of different types must first be cast to the common one (see passes/promote.py)."""
 
-    def promoted(self, count: int) -> tuple[int, ...]:
-        """Which of its `count` operands promotion brings to one float type: all where `promotes`, as a rule."""
-        return tuple(range(count)) if self.promotes else ()
-
     @property
     def label(self) -> str:
         """What people call it, in text, patterns and reports: the kind, or the function of a pointwise op."""

@@ -75,7 +75,9 @@ class GraphWriter:
             inferred = tuple(types) if types is not None else op.infer(*(v.type for v in values))
         except GraphError as error:
             wanted = name or stem or op.label
-            raise GraphError(f"{wanted}: {error}") from None
+            # An unnamed node is called what its op calls itself.
+            said = str(error)
+            raise GraphError(said if said.startswith(f"{wanted}:") else f"{wanted}: {said}") from None
         claimed = self.claim(name, stem or op.label)
         if len(inferred) == 1:
             results: tuple[Value, ...] = (Value(claimed, inferred[0], owner=self.owner),)

@@ -45,10 +45,6 @@ class Attention(Op):
     extras: tuple[str, ...] = ()
     return_lse: bool = False
 
-    def promoted(self, count: int) -> tuple[int, ...]:
-        """A bias is added to the scores in their own precision, so its type leaves q, k and v alone."""
-        return (0, 1, 2)
-
     @property
     def operand_names(self) -> tuple[str, ...]:
         return ("q", "k", "v", *self.extras)
