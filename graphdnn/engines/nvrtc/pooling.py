@@ -1,18 +1,25 @@
-"""Pooling in two or three dimensions, with pointwise work behind it: a thread takes one window, or one of each of a
-few neighbouring channels where channels are innermost."""
+"""Pooling in two or three dimensions, with pointwise work before and behind it.
+
+A thread takes one window, or one of each of a few neighbouring channels where channels are innermost; work before is
+done again for each window that an element is in.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
-from graphdnn.answer import Decline
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.emit import BOUNDS, literal, prelude, register, storage, template
-from graphdnn.engines.nvrtc.epilogue import Epilogue, anchor_with_epilogue, epilogue_of
-from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
-from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, buffers
+from graphdnn.engines.nvrtc.epilogue import Epilogue, epilogue_of, placed
+from graphdnn.engines.nvrtc.group import Access, Demand, held, load_group, wide_condition
+from graphdnn.engines.nvrtc.indexing import LARGEST_INT, split_index
+from graphdnn.engines.nvrtc.placement import Placement, place_results
+from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, anchored, buffers
+from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.pool import AvgPool, MaxPool, Pool
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, TensorType
@@ -26,16 +33,59 @@ SINGLE = Efficiency(bandwidth=0.45)
 """Fractions of the bandwidth: with several channels a thread, and with one element of each window."""
 
 
+def parts_of(region: Region) -> tuple[Anchored, Pool] | Decline:
+    """The region as work before, the pooling, and work behind in the space of its result."""
+    parts = anchored(region)
+    if isinstance(parts, Decline):
+        return parts
+    inside = {n.result for n in parts.before}
+    shared = [v for v in inside if v in region.outputs or any(v in n.operands for n in parts.after)]
+    if shared:
+        return Decline(
+            Code.ESCAPE, f"{shared[0]} is needed beside {parts.anchor}; the pooling kernel has it only window by window"
+        )
+    places = before_places(parts)
+    places = placed(parts) if not isinstance(places, Decline) else places
+    assert isinstance(parts.anchor.op, Pool)
+    return places if isinstance(places, Decline) else (parts, parts.anchor.op)
+
+
+def before_places(parts: Anchored) -> dict[Value, Placement] | Decline:
+    """Where the work before lies in the space of the pooling's operand."""
+    x = parts.anchor.operands[0]
+    root = tuple(None if n == 1 else axis for axis, n in enumerate(x.type.shape))
+    return place_results(parts.before, {x: root}, x.type.shape)
+
+
 def takes(region: Region) -> Decline | None:
-    parts = anchor_with_epilogue(region)
+    parts = parts_of(region)
     return parts if isinstance(parts, Decline) else None
 
 
-def parts_of(region: Region) -> tuple[Anchored, Pool]:
-    parts = anchor_with_epilogue(region)
+def taken(region: Region) -> tuple[Anchored, Pool]:
+    parts = parts_of(region)
     assert not isinstance(parts, Decline)
-    assert isinstance(parts.anchor.op, Pool)
-    return parts, parts.anchor.op
+    return parts
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """What stands for one element of the pooling's operand: loads by name, statements, and the expression."""
+
+    loads: dict[str, Access]
+    lines: tuple[str, ...]
+    result: str
+
+
+def prologue_of(region: Region, parts: Anchored) -> Prologue:
+    x = parts.anchor.operands[0]
+    places = before_places(parts)
+    assert not isinstance(places, Decline)
+    demand = Demand(parts.before, x.type.rank)
+    result = demand(x, places[x])
+    slot = buffers(region)
+    loads = {name: Access(f"p{slot[v].index}", v, strides) for (v, strides), name in demand.loads.items()}
+    return Prologue(loads, tuple(demand.lines), result)
 
 
 def vector(x: TensorType, y: TensorType) -> tuple[int, int]:
@@ -55,7 +105,7 @@ def walk_order(y: TensorType) -> list[int]:
 
 
 def generate(region: Region, target: Target) -> Recipe:
-    parts, op = parts_of(region)
+    parts, op = taken(region)
     x, y = parts.anchor.operands[0].type, parts.anchor.result.type
     axis, width = vector(x, y)
     epilogue = epilogue_of(region, parts, f"pooled[{'j' if width > 1 else '0'}]")
@@ -66,14 +116,18 @@ def generate(region: Region, target: Target) -> Recipe:
 
 
 def estimate(region: Region, target: Target) -> float:
-    parts, _ = parts_of(region)
+    parts, op = taken(region)
     _, width = vector(parts.anchor.operands[0].type, parts.anchor.result.type)
-    return roofline_us(region, target, efficiency=VECTORS if width > 1 else SINGLE)
+    # Work before is done once for each place of each window, but counted once for each element.
+    again = 8 * len(parts.before) * parts.anchor.result.type.size * prod(op.kernel)
+    arithmetic = 1e6 * again / (0.5 * target.rate("float32"))
+    return arithmetic + roofline_us(region, target, efficiency=VECTORS if width > 1 else SINGLE)
 
 
 def source(region: Region, parts: Anchored, op: Pool, epilogue: Epilogue, axis: int, width: int) -> str:
     x, y = parts.anchor.operands[0].type, parts.anchor.result.type
-    fits = epilogue.fits_int and max(x.extent, y.size + BLOCK * width) <= LARGEST_INT
+    reach = [a.value.type.extent for a in prologue_of(region, parts).loads.values()]
+    fits = epilogue.fits_int and max(*reach, x.size, y.size + BLOCK * width) <= LARGEST_INT
     index = "int" if fits else "i64"
     names = [f"i{a}" for a in range(y.rank)]
     order = walk_order(y)
@@ -93,7 +147,7 @@ def source(region: Region, parts: Anchored, op: Pool, epilogue: Epilogue, axis: 
             *([f"const {index} i{axis} = vector_index * {width};"] if width > 1 else []),
             *([f"const bool whole = true; const int count = {width};"] if width > 1 else []),
             epilogue.condition(axis, width),
-            *window(region, parts, op, names, index, width),
+            *window(region, parts, op, names, index, (axis, width)),
             *epilogue.text(names, axis, width),
             "}\n",
         )
@@ -107,17 +161,20 @@ def neutral(op: Pool, dtype: DType) -> str:
     return literal(-math.inf, dtype) if dtype.is_float else literal(BOUNDS[dtype.name][0], dtype)
 
 
-def window(region: Region, parts: Anchored, op: Pool, names: Sequence[str], index: str, width: int) -> list[str]:
-    """Statements that fill `pooled`, one entry a channel of the group."""
-    value = parts.anchor.operands[0]
-    x, pointer = value.type, f"p{region.inputs.index(value)}"
-    item, kind = storage(x.dtype), "Sum" if isinstance(op, AvgPool) else "Largest"
+def window(
+    region: Region, parts: Anchored, op: Pool, names: Sequence[str], index: str, group: tuple[int, int]
+) -> list[str]:
+    """Statements that fill `pooled`, one entry for each element of the thread's group."""
+    axis, width = group
+    prologue = prologue_of(region, parts)
+    x = parts.anchor.operands[0].type
+    kind = "Sum" if isinstance(op, AvgPool) else "Largest"
     unroll = "#pragma unroll" if prod(op.kernel) <= UNROLLED_TAPS else "#pragma unroll 1"
     at = [names[0], names[1], *(f"h{s}" for s in range(x.rank - 2))]
     lines = [
         f"{register(x.dtype)} pooled[{width}];",
         *fill(width, f"pooled[j] = {neutral(op, x.dtype)};"),
-        *([f"const bool wide_x = aligned({width * x.dtype.itemsize}, {pointer});"] if width > 1 else []),
+        wide_condition(list(prologue.loads.values()), axis, width).replace("bool wide", "bool wide_before"),
     ]
     for s, (k, stride, (lo, _), step) in enumerate(zip(op.kernel, op.stride, op.padding, op.steps, strict=True)):
         lines += [
@@ -125,12 +182,15 @@ def window(region: Region, parts: Anchored, op: Pool, names: Sequence[str], inde
             f"const {index} h{s} = {names[2 + s]} * {stride} + r{s} * {step} - {lo};",
             f"if (h{s} >= 0 && h{s} < {x.shape[2 + s]}) {{",
         ]
-    address = f"{pointer} + ({offset_terms(x.layout, at)})"
     if width > 1:
-        lines.append(f"const Pack<{item}, {width}> m = load_pack<{item}, {width}>({address}, wide_x);")
-        lines += fill(width, f"pooled[j] = {kind}::of(pooled[j], widen(m.at[j]));")
-    else:
-        lines.append(f"pooled[0] = {kind}::of(pooled[0], load({address}));")
+        lines.append("const bool wide = wide_before;")
+    for name, access in prologue.loads.items():
+        lines += [f"{held(access, axis, width)} {name}_m;", load_group(access, f"{name}_m", at, axis, width)]
+    lines.append(f"#pragma unroll\nfor (int j = 0; j < {width}; ++j) {{")
+    for name, access in prologue.loads.items():
+        place = ".at[j]" if access.is_held_whole(axis, width) else ""
+        lines.append(f"const {register(access.value.type.dtype)} {name} = widen({name}_m{place});")
+    lines += [*prologue.lines, f"pooled[j] = {kind}::of(pooled[j], {prologue.result});", "}"]
     lines += ["}\n}"] * len(op.kernel)
     return [*lines, *mean(op, x, names, index, width)] if isinstance(op, AvgPool) else lines
 

@@ -111,6 +111,19 @@ def pool(kind: str, shape: Shape, dtype: DType, last: bool, **attributes: object
     return Case(name, build, {}, spatial_last if last else row_major)
 
 
+def pool_of_work(kind: str, last: bool) -> Case:
+    """Bias, relu and a broadcast product before a pooling of overlapping windows."""
+    shape = (2, 24, 9, 7)
+
+    def build(g: gd.GraphBuilder) -> Value:
+        x = g.bias(image(g, shape, gd.float16, last), g.input("c", (24,), gd.float32), axis=1)
+        before = g.relu(x) * g.input("m", (9, 1), gd.float16)
+        made: Value = getattr(g, kind)(before, kernel=3, stride=2, padding=1)
+        return made
+
+    return Case(f"{kind}_of_work_{'last' if last else 'first'}", build, {}, spatial_last if last else row_major)
+
+
 def residual_norm(g: gd.GraphBuilder) -> Outputs:
     """The sum is an output too; work behind the norm."""
     total = g.input("x", (33, 384), gd.float16) + g.input("r", (33, 384), gd.float16)
@@ -234,4 +247,5 @@ POOLS: tuple[Case, ...] = (
     pool("avg_pool", (1, 2, 6, 5, 7), gd.float64, False, kernel=(3, 2, 3), stride=2, padding=1, ceil_mode=True),
     pool("avg_pool", (1, 20, 6, 5, 7), gd.float32, True, kernel=3, stride=2, padding=1),
     pool("avg_pool", (1, 64, 7, 7), gd.float16, True, kernel=7),
+    *(pool_of_work(kind, last) for kind in ("max_pool", "avg_pool") for last in (False, True)),
 )

@@ -68,11 +68,23 @@ def test_a_constant_window_has_its_size_as_a_literal() -> None:
     assert "for (int r1 = 0; r1 < 2; ++r1)" in source
 
 
-def test_work_before_a_pool_is_declined() -> None:
-    def build(g: gd.GraphBuilder) -> gd.Value:
-        return g.max_pool(g.relu(g.input("x", (1, 3, 8, 7), gd.float32)), kernel=2)
+def test_work_before_a_pool_that_is_needed_elsewhere_is_declined() -> None:
+    def build(g: gd.GraphBuilder) -> dict[str, gd.Value]:
+        before = g.relu(g.input("x", (1, 3, 8, 7), gd.float32))
+        return {"before": before, "y": g.max_pool(before, kernel=2)}
 
     answer = pooling.takes(Case("before", build).region())
     assert isinstance(answer, Decline)
-    assert answer.code is Code.PATTERN
+    assert answer.code is Code.ESCAPE
     assert "relu" in answer.reason
+
+
+def test_work_before_costs_by_window() -> None:
+    def build(kernel: int) -> Case:
+        def pooled(g: gd.GraphBuilder) -> gd.Value:
+            x = g.gelu(g.input("x", (8, 64, 56, 56), gd.float16, strides=channels_last((8, 64, 56, 56))))
+            return g.max_pool(x, kernel=kernel, stride=1)
+
+        return Case("gelu", pooled, layout=channels_last)
+
+    assert pooling.estimate(build(7).region(), H200) > 1.5 * pooling.estimate(build(2).region(), H200)
