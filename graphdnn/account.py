@@ -184,7 +184,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 pattern=region.pattern,
                 engine=engine,
                 plan=plan.candidate.name if plan else "",
-                kernels=plan_kernels(plan, answer),
+                kernels=plan.kernels if plan else answer.kernels,
                 precision=plan.candidate.precision if plan else answer.precision,
                 estimated_us=answer.estimated_us,
                 workspace_bytes=plan.candidate.workspace_bytes if plan else answer.workspace_bytes,
@@ -197,11 +197,6 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
             )
         )
     return reports
-
-
-def plan_kernels(plan: Chosen | None, answer: Support) -> int:
-    kernels: int = getattr(plan.plan, "kernels", answer.kernels) if plan else answer.kernels
-    return kernels
 
 
 def pass_report(record: PassRecord) -> PassReport:

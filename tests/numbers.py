@@ -27,7 +27,7 @@ def relative_error(found: Array, expected: Array, scale: float = 0.0) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
-    difference = float(np.abs(found - expected)[finite].max())
+    difference = float(np.abs(found[finite] - expected[finite]).max())
     peak = max(float(np.abs(expected[finite]).max()), scale)
     return difference / peak if difference else 0.0
 

@@ -26,11 +26,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The plan that will run a region, and what was tried on the way to it."""
+    """The plan that will run a region, the kernels that one run of it launches, and what was tried on the way to it."""
 
     engine: str
     candidate: Candidate
     plan: Plan
+    kernels: int
     tried: tuple[Tried, ...]
 
 
@@ -114,15 +115,14 @@ def first_good(engine: Engine, region: Region, device: Device, policy: Policy) -
             tried.append(Tried(candidate, "excluded", excluded))
             continue
         plan = engine.build(candidate, device)
-        problem = str(plan) if isinstance(plan, Decline) else trial(plan, candidate, device)
-        if problem:
-            tried.append(Tried(candidate, "failed", problem))
+        kernels = plan if isinstance(plan, Decline) else trial(plan, candidate, device)
+        if isinstance(plan, Decline) or isinstance(kernels, Decline):
+            tried.append(Tried(candidate, "failed", str(kernels)))
             continue
-        assert not isinstance(plan, Decline)
         actual = candidate if isinstance(plan, HostPlan) else replace(candidate, workspace_bytes=plan.workspace_bytes)
         tried.append(Tried(actual, "chosen"))
         tried.extend(Tried(c, "slower", "its engine ranks it lower; not timed") for c in rest)
-        return Chosen(engine.name, actual, plan, tuple(tried))
+        return Chosen(engine.name, actual, plan, kernels, tuple(tried))
     reasons = "; ".join(dict.fromkeys(f"{t.candidate.name}: {t.reason}" for t in tried)) or "it proposed none"
     excluded_all = bool(tried) and all(t.verdict == "excluded" for t in tried)
     return Refused(
@@ -144,25 +144,29 @@ def excluded_by(candidate: Candidate, policy: Policy) -> str:
     return ""
 
 
-def trial(plan: Plan, candidate: Candidate, device: Device) -> str:
+def trial(plan: Plan, candidate: Candidate, device: Device) -> int | Decline:
     """Runs a device plan once on scratch memory, so that lazy loading and first-run failures happen here.
 
-    Returns what went wrong, or nothing.
+    The memory is zero: lengths and indices in it must not lead outside.  Gives the kernels that one run launches, read
+    off a capture of it.
     """
     if isinstance(plan, HostPlan):
-        return ""
+        return 1
     region = candidate.region
-    buffers = [device.allocate(span_bytes(v)) for v in (*region.inputs, *region.outputs)]
-    workspace = device.allocate(max(plan.workspace_bytes, 1))
+    sizes = [span_bytes(v) for v in (*region.inputs, *region.outputs)] + [max(plan.workspace_bytes, 1)]
+    buffers = [device.allocate(n) for n in sizes]
+    *addresses, workspace = [b.handle for b in buffers]
     try:
-        plan.enqueue([b.handle for b in buffers], device.stream, workspace.handle)
+        for address, size in zip(addresses, sizes[:-1], strict=True):
+            device.fill(address, 0, size, device.stream)
+        plan.enqueue(addresses, device.stream, workspace)
         device.synchronize()
+        return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
     except ExecutionError as error:
-        return f"failed on its first run: {error}"
+        return Decline(Code.RUN, f"failed on its first run: {error}")
     finally:
-        for buffer in (*buffers, workspace):
+        for buffer in buffers:
             buffer.close()
-    return ""
 
 
 def span_bytes(value: Value) -> int:

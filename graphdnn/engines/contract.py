@@ -6,7 +6,7 @@ them to each other.  Passes see engines only as a function from region to answer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -67,10 +67,6 @@ class DevicePlan(Protocol):
     @property
     def workspace_bytes(self) -> int: ...
 
-    @property
-    def kernels(self) -> int:
-        """Kernels that one run launches."""
-
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the work on a stream.  `addresses` are device addresses of the region's inputs, then its outputs, in
         the region's order; `workspace` is the address of `workspace_bytes` aligned to 256."""
@@ -92,6 +88,14 @@ class Store(Protocol):
     def put(self, kind: str, key: str, content: bytes) -> None: ...
 
 
+class Captured(Protocol):
+    """Recorded work, as far as engines need to know of it."""
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that running it once launches."""
+
+
 class Device(Protocol):
     """A present device, as engines need it: what it is, scratch for a trial run, and where to cache."""
 
@@ -107,6 +111,12 @@ class Device(Protocol):
 
     def allocate(self, nbytes: int) -> Any:
         """Device memory aligned to 256 bytes, with `.handle` (its address as an int) and `.close()`."""
+
+    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
+        """Sets memory to one byte, in the order of a stream."""
+
+    def capture(self, issue: Callable[[int], None]) -> Captured:
+        """Records what `issue(stream)` puts on a stream, without running it."""
 
     def synchronize(self) -> None:
         """Waits for `stream`.  Raises ExecutionError for an error of the device."""

@@ -50,7 +50,8 @@ def run(
         operands = [operand(v, values, wide) for v in node.operands]
         results = apply(node.op, operands, None if wide else node.result_types)
         for value, array in zip(node.results, results, strict=True):
-            store(value, array)
+            # Integers wrap around in their own type also where floats are widened.
+            store(value, array if value.type.dtype.is_float else array.astype(value.type.dtype.numpy, copy=False))
         for value in node.operands:
             if last_use[value] is node and value not in graph.escaping:
                 values.pop(value, None)

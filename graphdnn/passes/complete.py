@@ -1,6 +1,7 @@
-"""Completion: optional operands that mean the same when spelled out, and that libraries want spelled out.
+"""Completion: lengths of attention spelled out and held inside their tensor, which means the same and is safe.
 
-cuDNN's attention takes the lengths of queries and of keys, or neither; the one that is absent is the full extent.
+cuDNN's attention takes the lengths of queries and of keys, or neither; the one that is absent is the full extent.  Given
+a length beyond the extent it reads outside, where the definition only sees every key.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 
 from graphdnn.ir.graph import Graph, Node, Payload, Value
 from graphdnn.ir.ops.attention import EXTRAS, Attention
+from graphdnn.ir.ops.pointwise import Pointwise
 from graphdnn.ir.types import TensorType, int32
 from graphdnn.ir.writer import Rewriter
 from graphdnn.passes.rewrite import Rewritten
@@ -20,33 +22,62 @@ LENGTHS = {"q_lengths": 0, "kv_lengths": 1}
 
 
 def complete(graph: Graph) -> Rewritten:
-    """Both lengths wherever an attention has one of them."""
+    """Both lengths wherever an attention has one of them, each between 0 and the extent."""
     rewriter = Rewriter(graph)
     changes: list[str] = []
-    full: dict[tuple[int, int], Value] = {}
+    made: dict[tuple[Value | None, int, int], Value] = {}
+
+    def full(node: Node, name: str, batch: int, extent: int) -> Value:
+        changes.append(f"{node.name}: {name} spelled out as the full extent, {extent}")
+        payload = Payload(TensorType((batch,), int32), np.full(batch, extent, np.int32))
+        return rewriter.constant(payload, stem=f"{node.name}.{name}")
+
+    def held(node: Node, name: str, given: Value, extent: int) -> Value:
+        changes.append(f"{node.name}: {name} held between 0 and {extent}")
+        clip = Pointwise(fn="clip", parameters=(0, extent))
+        return rewriter.emit(clip, rewriter[given], origins=node.origins)[0]
+
     for node in graph.nodes:
-        absent = missing_length(node)
-        if absent is None:
+        wanted = lengths_to_complete(graph, node)
+        if not wanted:
             rewriter.keep(node)
             continue
         assert isinstance(node.op, Attention)
-        batch, _, extent, _ = node.operands[LENGTHS[absent]].type.shape
-        if (batch, extent) not in full:
-            payload = Payload(TensorType((batch,), int32), np.full(batch, extent, np.int32))
-            full[batch, extent] = rewriter.constant(payload, stem=f"{node.name}.{absent}")
-        given = dict(zip(node.op.extras, node.operands[3:], strict=True)) | {absent: full[batch, extent]}
-        names = tuple(n for n in EXTRAS if n in given)
-        operands = [rewriter[v] for v in (*node.operands[:3], *(given[n] for n in names))]
-        results = rewriter.emit(replace(node.op, extras=names), *operands, origins=node.origins)
-        for old, new in zip(node.results, results, strict=True):
-            rewriter.replace(old, new)
-        changes.append(f"{node.name}: {absent} spelled out as the full extent, {extent}")
+        operands = dict(zip(node.op.extras, node.operands[3:], strict=True))
+        new = {name: rewriter[v] for name, v in operands.items()}
+        for name in wanted:
+            batch, _, extent, _ = node.operands[LENGTHS[name]].type.shape
+            given = operands.get(name)
+            key = (given, batch, extent)
+            if key not in made:
+                made[key] = full(node, name, batch, extent) if given is None else held(node, name, given, extent)
+            new[name] = made[key]
+        names = tuple(n for n in EXTRAS if n in new)
+        values = [*(rewriter[v] for v in node.operands[:3]), *(new[n] for n in names)]
+        results = rewriter.emit(replace(node.op, extras=names), *values, origins=node.origins)
+        for old, result in zip(node.results, results, strict=True):
+            rewriter.replace(old, result)
     return Rewritten(rewriter.finish(), tuple(changes)) if changes else Rewritten(graph)
 
 
-def missing_length(node: Node) -> str | None:
-    """Which of the two lengths an attention lacks while it has the other."""
-    if not isinstance(node.op, Attention):
-        return None
-    absent = [name for name in LENGTHS if name not in node.op.extras]
-    return absent[0] if len(absent) == 1 else None
+def lengths_to_complete(graph: Graph, node: Node) -> list[str]:
+    """Names of an attention's lengths that are absent beside the other, or not known to lie inside the extent."""
+    if not isinstance(node.op, Attention) or not LENGTHS.keys() & set(node.op.extras):
+        return []
+    given = dict(zip(node.op.extras, node.operands[3:], strict=True))
+    return [
+        name
+        for name, index in LENGTHS.items()
+        if name not in given or not is_inside(graph, given[name], node.operands[index].type.shape[2])
+    ]
+
+
+def is_inside(graph: Graph, lengths: Value, extent: int) -> bool:
+    """Whether lengths are known to lie between 0 and `extent`: constants that do, and what this pass has clipped."""
+    payload = graph.payloads.get(lengths.name) if lengths in graph.constants.values() else None
+    if payload is not None and payload.has_data:
+        array = payload.array()
+        return bool(array.min() >= 0 and array.max() <= extent)
+    producer = graph.producer.get(lengths)
+    op = producer.op if producer is not None else None
+    return isinstance(op, Pointwise) and op.fn == "clip" and op.parameters == (0, extent)

@@ -23,7 +23,7 @@ def test_the_absent_length_is_the_full_extent(name: str, rng: np.random.Generato
     inputs = {n: rng.standard_normal(v.type.shape).astype(np.float32) for n, v in graph.inputs.items() if len(n) == 1}
     inputs[name] = np.array([5, 1, 3], np.int32)
     done = complete(graph)
-    (node,) = done.graph.nodes
+    node = done.graph.nodes[-1]
     assert node.op.extras == ("q_lengths", "kv_lengths")
     assert node.origins == graph.nodes[0].origins
     before, after = gd.evaluate(graph, inputs, gd.float64), gd.evaluate(done.graph, inputs, gd.float64)
@@ -31,6 +31,22 @@ def test_the_absent_length_is_the_full_extent(name: str, rng: np.random.Generato
         np.testing.assert_array_equal(before[output], after[output])
 
 
-def test_both_or_neither_stay(rng: np.random.Generator) -> None:
-    for graph in (attention(), attention(q_lengths=(1,), kv_lengths=(1,))):
-        assert complete(graph).graph is graph
+def test_lengths_are_held_inside(rng: np.random.Generator) -> None:
+    """Beyond the extent means all of it, below 0 means none; a library must not see either."""
+    graph = attention(q_lengths=(1,), kv_lengths=(1,))
+    inputs = {n: rng.standard_normal(v.type.shape).astype(np.float32) for n, v in graph.inputs.items() if len(n) == 1}
+    inputs |= {"q_lengths": np.array([9, -1, 5], np.int32), "kv_lengths": np.array([100, 3, -7], np.int32)}
+    done = complete(graph)
+    assert [n.op.label for n in done.graph.nodes] == ["clip", "clip", "attention"]
+    before, after = gd.evaluate(graph, inputs, gd.float64), gd.evaluate(done.graph, inputs, gd.float64)
+    np.testing.assert_array_equal(before["o"], after["o"])
+
+
+def test_a_second_application_changes_nothing() -> None:
+    once = complete(attention(kv_lengths=(1,))).graph
+    assert complete(once).graph is once
+
+
+def test_without_lengths_nothing_happens() -> None:
+    graph = attention()
+    assert complete(graph).graph is graph

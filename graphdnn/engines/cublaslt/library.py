@@ -29,8 +29,6 @@ REDUCTIONS = {"NONE": 0, "INPLACE": 1, "COMPUTE_TYPE": 2, "OUTPUT_TYPE": 4}
 """cublasLtReductionScheme_t: how the parts of a split K are added up.  INPLACE and OUTPUT_TYPE add them in the output's
 type; INPLACE does so within the product's kernel, the other two in a second one."""
 
-SECOND_KERNEL = (REDUCTIONS["COMPUTE_TYPE"], REDUCTIONS["OUTPUT_TYPE"])
-
 
 @dataclass(frozen=True)
 class Request:
@@ -54,11 +52,6 @@ class Algorithm:
     reduction: int
     flags: int
     waves: float
-
-    @property
-    def kernels(self) -> int:
-        """Kernels that it launches: adding up the parts of a split K takes a second one."""
-        return 2 if self.split_k > 1 and self.reduction in SECOND_KERNEL else 1
 
     @property
     def is_deterministic(self) -> bool:

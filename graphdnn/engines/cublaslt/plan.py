@@ -34,7 +34,6 @@ class CublasLtPlan:
     ) -> None:
         self.name = algorithm.name
         self.workspace_bytes = max(algorithm.workspace_bytes, fallback.workspace_bytes if fallback else 0)
-        self.kernels = algorithm.kernels
         self._problem = problem
         self._handle = library.handle(ordinal)
         self._matmul = library.bindings.matmul

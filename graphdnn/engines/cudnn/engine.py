@@ -15,7 +15,7 @@ from graphdnn.engines.cudnn.limits import ieee_float32
 from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposals
 from graphdnn.engines.cudnn.support import objection
-from graphdnn.engines.cudnn.tables import IEEE, is_known
+from graphdnn.engines.cudnn.tables import IEEE, WRONG, is_known
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
@@ -43,7 +43,10 @@ class CudnnEngine:
         if isinstance(found, Decline):
             return found
         anatomy = Anatomy(region)
-        kept = [p for p in found if is_true_to(policy, anatomy, p.name.engine)]
+        right = [p for p in found if is_right(anatomy, p.name.engine)]
+        if not right:
+            return Decline(Code.ATTRIBUTE, f"every engine that cuDNN proposes for {region.pattern} computes it wrongly")
+        kept = [p for p in right if is_true_to(policy, anatomy, p.name.engine)]
         if not kept:
             names = ", ".join(dict.fromkeys(f"eng{p.name.engine}" for p in found))
             return Decline(
@@ -85,6 +88,12 @@ def lowered(region: Region, device: Device) -> Lowering | Decline:
     if isinstance(frame, Decline):
         return frame
     return lower(region, frame, handle=HANDLES.on(device.target.ordinal, device.stream))
+
+
+def is_right(anatomy: Anatomy, engine: int) -> bool:
+    """Whether no function of the region is one that this engine is known to get wrong."""
+    wrong = WRONG.get((engine_class(anatomy), engine), frozenset())
+    return not any(node.op.label in wrong for node in anatomy.region.nodes)
 
 
 def is_true_to(policy: Policy, anatomy: Anatomy, engine: int) -> bool:

@@ -138,8 +138,6 @@ def knobs_of(cudnn: Any, name: PlanName) -> dict[Any, int]:
 class CudnnPlan:
     """A built plan: executed by tensor ids and addresses.  The frontend's object holds the plan and its scalars."""
 
-    kernels = 1
-
     def __init__(self, lowering: Lowering, ordinal: int, workspace_bytes: int) -> None:
         self.workspace_bytes = workspace_bytes
         self._execute = lowering.graph._execute

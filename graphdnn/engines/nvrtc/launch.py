@@ -46,7 +46,6 @@ class NvrtcPlan:
 
         self.name = recipe.name
         self.workspace_bytes = recipe.workspace_bytes
-        self.kernels = len(launches)
         self._launches = tuple(launches)
         self._launch_kernel = driver.cuLaunchKernel
         # Not at exit: the driver may be gone by then, and the process takes its memory along anyway.

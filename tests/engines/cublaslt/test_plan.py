@@ -213,11 +213,6 @@ def test_order_of_additions(fake: Fake) -> None:
     assert "algo68" not in [c.name.split("_")[0] for c in steady]
 
 
-def test_a_split_takes_a_second_kernel(fake: Fake) -> None:
-    fake.listed[0] = replace(STOCK[1], workspace=0)
-    assert built(product(*CASES["one"], gd.float16)).kernels == 2
-
-
 @pytest.mark.parametrize(("limit", "offered"), [(None, 32 << 20), (0, 0), (512, 512), (1 << 30, 32 << 20)])
 def test_workspace_offered(fake: Fake, limit: int | None, offered: int) -> None:
     found = candidates_of(product(*CASES["one"], gd.float16), workspace_limit=limit)
