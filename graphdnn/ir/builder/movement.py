@@ -133,10 +133,12 @@ class MovementMethods(BuilderCore):
         `start` is a number, or an int32 or int64 tensor of one element known only at run time.  It is held between 0
         and the last place where the update fits.
         """
-        axis = normalize_axis(axis, x.type.rank, name or "write_slice")
-        if isinstance(start, int):
-            return self._add(WriteSlice(axis=axis, start=start), x, update, name=name)[0]
-        return self._add(WriteSlice(axis=axis), x, update, start, name=name)[0]
+        who = name or "write_slice"
+        axis = normalize_axis(axis, x.type.rank, who)
+        if isinstance(start, Value):
+            return self._add(WriteSlice(axis=axis), x, update, start, name=name)[0]
+        (first,) = whole_numbers(who, "start", (start,))
+        return self._add(WriteSlice(axis=axis, start=first), x, update, name=name)[0]
 
     def iota(self, size: int, *, dtype: DType = int32, name: str | None = None) -> Value:
         """0, 1, ..., size - 1: positions."""
