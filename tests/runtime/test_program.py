@@ -360,3 +360,75 @@ def test_streams_are_ints_or_have_the_protocol(cuda: Program, rng: np.random.Gen
         ExecutionError, match="stream is a str; an int, None or an object with __cuda_stream__ is needed"
     ):
         cuda.run({"x": x}, "side")
+
+
+def test_held_outputs_of_one_input_array(cuda: Program, rng: np.random.Generator, device: FakeDevice) -> None:
+    """The same input address again and again, but each time other outputs."""
+    x, held = on_device(draw(rng), device), []
+    for turn in range(12):
+        value = draw(rng)
+        device.drain()
+        x.array[...] = value
+        held.append((value, cuda.run({"x": x})))
+        if turn % 3 == 2:
+            del held[-2]
+    for value, found in held:
+        check(found, value)
+
+
+def sums() -> Graph:
+    g = gd.GraphBuilder("sums")
+    x, y = g.input("x", (7,), gd.float32), g.input("y", (7,), gd.float32)
+    total = g.state("total", (7,), gd.float32)
+    return g.build({"z": g.neg(y)}, {"total": g.add(total, x)})
+
+
+def test_host_arrays_are_fetched_before_the_next_are_staged(rng: np.random.Generator, device: FakeDevice) -> None:
+    """Calls that return at once, each with another host array."""
+    y = on_device(rng.standard_normal(7).astype(np.float32), device)
+    program = fake_program(sums(), device, rng)
+    values = rng.integers(0, 100, (6, 7)).astype(np.float32)
+    held = [program.run({"x": value.copy(), "y": y}) for value in values]
+    np.testing.assert_array_equal(program.state["total"].numpy(), values.sum(axis=0))
+    assert len(held) == 6
+    other, x = program.context(), np.zeros(7, np.float32)
+    bound = other.bind({"x": x, "y": y})
+    for value in values:
+        x[...] = value
+        bound()
+    np.testing.assert_array_equal(other.state["total"].numpy(), values.sum(axis=0))
+
+
+def test_bound_calls_of_one_context_wait_for_each_other(
+    cuda: Program, rng: np.random.Generator, device: FakeDevice
+) -> None:
+    x, y = on_device(draw(rng), device), on_device(draw(rng), device)
+    first = cuda.bind({"x": x}, {"y": y})
+    second = cuda.bind({"x": y})
+    for turn in range(4):
+        device.drain()
+        x.array[...] = draw(rng)
+        y.array[...] = np.nan
+        first(stream=SIDE)
+        found = second(stream=SIDE + 1 + turn % 2)
+        check(found, expected(x.array)["y"])
+
+
+def test_on_the_cpu_nothing_is_shared_with_the_caller(rng: np.random.Generator) -> None:
+    """An input that is also an output and a state's next value, and an output written over the input."""
+    g = gd.GraphBuilder()
+    x, s = g.input("x", (7,), gd.float32), g.state("s", (7,), gd.float32)
+    program = host_program(g.build({"y": g.neg(x), "x": x, "old": s}, {"s": x}), rng)
+    first, second = np.arange(7, dtype=np.float32), np.ones(7, np.float32)
+    found = program.run({"x": first})
+    program.state["s"][...] = np.nan
+    first[...] = np.nan
+    np.testing.assert_array_equal(found["x"], np.arange(7))
+    np.testing.assert_array_equal(program.state["s"], np.arange(7))
+    bound = program.bind({"x": second}, {"y": second})()
+    np.testing.assert_array_equal(second, -np.ones(7))
+    np.testing.assert_array_equal(bound["x"], np.ones(7))
+    np.testing.assert_array_equal(bound["old"], np.arange(7))
+    program.state["s"] = second
+    second[...] = np.nan
+    np.testing.assert_array_equal(program.state["s"], -np.ones(7))

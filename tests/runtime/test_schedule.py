@@ -160,6 +160,30 @@ def test_a_state_is_updated_in_place_where_nobody_reads_the_old_value_later(
     assert any(c.target.space == "state" for c in placed.copies) == (expected == "arena")
 
 
+def test_what_is_copied_at_the_end_stays_until_then(rng: np.random.Generator) -> None:
+    """The state's next value and half of an output are made early; much memory is used again before they are copied."""
+    g = gd.GraphBuilder()
+    x, s = g.input("x", (6, 50), gd.float32), g.state("s", (6, 50), gd.float32)
+    new = g.add(s, x)
+    half = g.slice(g.neg(x), (2, 0), (5, 50))
+    y = new
+    for _ in range(6):
+        y = g.add(g.tanh(y), s)
+    graph = g.build({"half": half, "y": g.mul(y, 2.0)}, {"s": new})
+    device = FakeDevice()
+    program = fake_program(graph, device, rng, 1)
+    assert {c.source.space for c in program.schedule.copies} == {"arena"}
+    state = np.zeros((6, 50), np.float32)
+    for _ in range(3):
+        value = rng.standard_normal((6, 50), np.float32)
+        expected, following = run(graph, {"x": value}, states={"s": state})
+        found = program.run({"x": value})
+        state = following["s"]
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+        np.testing.assert_array_equal(program.state["s"].numpy(), state)
+
+
 def test_readers_of_the_old_state_run_before_it_is_overwritten() -> None:
     g = gd.GraphBuilder()
     x, s = g.input("x", (3, 5), gd.float32), g.state("s", (3, 5), gd.float32)
