@@ -1,6 +1,6 @@
 """Where every value's elements lie: strides for all of them, and `convert` nodes where a reader needs others.
 
-Convolutional parts are channels-last where that costs the fewest converted bytes (channels_last.py); everything else
+Convolutional parts are channels-last where that costs the fewest converted bytes (layout_images.py); everything else
 follows its operands (layout_rules.py).  Constants are laid out as they are needed, at compile time.  At the end every
 output and every state's next value has memory of its own, with the strides that the caller was promised.
 """
@@ -17,7 +17,7 @@ from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.types import TensorType, row_major
 from graphdnn.ir.views import is_free
 from graphdnn.ir.writer import Rewriter
-from graphdnn.passes.channels_last import channels_last_nodes
+from graphdnn.passes.layout_images import channels_last_nodes
 from graphdnn.passes.layout_rules import Layouts, Strides, has_dense_rows, image_layouts, layouts
 from graphdnn.passes.rewrite import Rewritten
 

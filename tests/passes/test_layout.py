@@ -16,8 +16,8 @@ from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.types import Array, TensorType, channels_last, row_major
 from graphdnn.ir.views import is_free, resolve
-from graphdnn.passes.channels_last import PENALTY, channels_last_nodes
 from graphdnn.passes.layout import Assignment, assign_layouts
+from graphdnn.passes.layout_images import PENALTY, channels_last_nodes
 from tests.passes.random_graphs import random_graph
 
 

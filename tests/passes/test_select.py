@@ -16,7 +16,7 @@ from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import float32
 from graphdnn.ir.views import is_free
-from graphdnn.passes import select as module
+from graphdnn.passes import cover_search
 from graphdnn.passes.select import Offer, select
 
 
@@ -253,6 +253,31 @@ def test_equal_costs_take_fewer_regions_and_then_the_earlier_offer() -> None:
     assert [o.payload for o in select(graph, single + pair).picks] == ["first"]
 
 
+def test_at_equal_costs_pointwise_work_goes_with_the_product_before_it() -> None:
+    g = GraphBuilder("products")
+    x, w, v = (g.input(n, (4, 4), float32) for n in "xwv")
+    left = g.relu(g.matmul(x, w, name="left"), name="left_relu")
+    right = g.relu(g.matmul(x, v, name="right"), name="right_relu")
+    graph = g.build({"y": g.matmul(g.add(left, right, name="sum"), w, name="last")})
+    node = {n.name: n for n in graph.nodes}
+    groups = (
+        ("left",),
+        ("right", "left_relu", "right_relu", "sum"),
+        ("left", "left_relu"),
+        ("right", "right_relu", "sum"),
+        ("right",),
+        ("left", "left_relu", "right_relu", "sum"),
+        ("right", "right_relu"),
+        ("left", "left_relu", "sum"),
+        ("last",),
+        ("sum", "last"),
+    )
+    offers = [Offer(Region.of(graph, [node[n] for n in names]), 1.0, names) for names in groups]
+    chosen = {o.payload for o in select(graph, offers).picks}
+    assert ("last",) in chosen
+    assert not chosen & {groups[1], groups[5]}
+
+
 def test_the_cheaper_engine_wins_on_one_region() -> None:
     graph = chain(1)
     offers = [Offer(Region.of(graph, graph.nodes), cost, cost) for cost in (3.0, 2.0, 2.0)]
@@ -283,8 +308,8 @@ def windows(graph: Graph, most: int) -> list[Offer]:
 
 
 def test_too_many_partial_covers_give_a_good_cover_that_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WIDTH", 8)
-    monkeypatch.setattr(module, "SKETCH", 4)
+    monkeypatch.setattr(cover_search, "WIDTH", 8)
+    monkeypatch.setattr(cover_search, "SKETCH", 4)
     rng = np.random.default_rng(5)
     graph = random_graph(rng, 40)
     offers = random_offers(rng, graph, 300)
