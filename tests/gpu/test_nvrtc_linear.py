@@ -9,7 +9,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.engines.nvrtc import conv, depthwise, matmul
 from graphdnn.engines.nvrtc.engine import family_of
-from graphdnn.engines.nvrtc.tiling import TILINGS
+from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array, DType, channels_last, row_major
@@ -76,8 +76,18 @@ def check_product(device: CudaDevice, region: Region, rng: Rng, shift: int = 0) 
     check_region(device, region, arrays, shift, dict.fromkeys(("y", "z", "raw"), scale))
 
 
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
-@pytest.mark.parametrize("dtype", [*FLOATS, gd.int8, gd.int32, gd.int64], ids=str)
+def named(thing: Any) -> str:
+    return "x".join(map(str, thing.block)) if hasattr(thing, "block") else str(thing)
+
+
+@pytest.mark.parametrize(
+    ("tiling", "dtype"),
+    [
+        *((tiling, dtype) for tiling in TILINGS for dtype in (*FLOATS, gd.int8, gd.int32, gd.int64)),
+        *((tiling, dtype) for tiling in MATRIX_TILINGS for dtype in (gd.float16, gd.bfloat16)),
+    ],
+    ids=named,
+)
 def test_matmul_in_every_tiling_and_type(
     device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DType
 ) -> None:
@@ -88,13 +98,14 @@ def test_matmul_in_every_tiling_and_type(
 
 
 @pytest.mark.parametrize("shift", [0, 4])
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
+@pytest.mark.parametrize("tiling", [*TILINGS, *MATRIX_TILINGS], ids=named)
 def test_matmul_with_transposed_operands(
     device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, shift: int
 ) -> None:
     monkeypatch.setattr(matmul, "best_tiling", lambda *_: tiling)
     for strides in (((1, 132), None), (None, (1, 64)), ((1, 132), (1, 64))):
-        region = product((132, 64), (64, 136), gd.float32, scaled_rows, strides=strides)
+        dtype = gd.float16 if tiling.matrix else gd.float32
+        region = product((132, 64), (64, 136), dtype, scaled_rows, strides=strides)
         check_product(device, region, rng, shift)
 
 
@@ -193,7 +204,7 @@ def swapped_filters(shape: Shape) -> Shape:
     return (1, k, k * c * w, k * c)
 
 
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
+@pytest.mark.parametrize("tiling", [*TILINGS, *MATRIX_TILINGS], ids=named)
 @pytest.mark.parametrize("layouts", [FIRST, LAST, LAST_BUT_FILTERS], ids=["first", "last", "last_but_filters"])
 def test_conv_in_every_tiling(
     device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, layouts: tuple[Layout, Layout, Layout]

@@ -108,17 +108,25 @@ def operand_constants(parts: Anchored, product: Product, tiling: Tiling) -> list
     inner = x.layout[1] == 1 and channels > 1
     x_others = (x.layout[0], *x.layout[2:], channels)
     share = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)]
-    wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0]) if inner else 1
+    wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], tiling.most_fetched) if inner else 1
     group_step = product.n * w.layout[0]
     if inner and w.layout[1] == 1:
         along_k, wide_w = (
             True,
-            dense_vector(1, (w.layout[0], *w.layout[2:], group_step), channels, w.dtype.itemsize, share[1]),
+            dense_vector(
+                1, (w.layout[0], *w.layout[2:], group_step), channels, w.dtype.itemsize, share[1], tiling.most_fetched
+            ),
         )
     elif not inner and w.layout[1:] == row_major(w.shape)[1:]:
-        along_k, wide_w = True, dense_vector(1, (w.layout[0], group_step), product.k, w.dtype.itemsize, share[1])
+        along_k, wide_w = (
+            True,
+            dense_vector(1, (w.layout[0], group_step), product.k, w.dtype.itemsize, share[1], tiling.most_fetched),
+        )
     elif w.layout[0] == 1:
-        along_k, wide_w = False, dense_vector(1, (*w.layout[1:], group_step), product.n, w.dtype.itemsize, share[1])
+        along_k, wide_w = (
+            False,
+            dense_vector(1, (*w.layout[1:], group_step), product.n, w.dtype.itemsize, share[1], tiling.most_fetched),
+        )
     else:
         along_k, wide_w = True, 1
     flags = {"CHANNELS_INNER": inner, "A_ALONG_K": inner, "B_ALONG_K": along_k}
@@ -151,7 +159,7 @@ def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) ->
     ]
     signature = f'extern "C" __global__ void __launch_bounds__({tiling.threads}) conv({parameters(region)}) {{'
     rows = split_index("m", (batch, *places), [names[0], *names[2:]], "Index")
-    width = min(4, tiling.thread[1])
+    width = tiling.width
     # A group's channels start at any number, and vectors only at multiples of their width.
     uneven = f" && i1 % {width} == 0" if product.batch[0] > 1 and product.n % width else ""
     sums = each_sum(epilogue, names, 1, tiling, rows, ["const Index i1 = group * N + n;"], uneven)

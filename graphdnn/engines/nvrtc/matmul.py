@@ -76,9 +76,9 @@ def operand_constants(
     along_k = step_k == 1 and step != 1
     share = across * tiling.block[2] // tiling.threads
     vector = (
-        dense_vector(step_k, (*batch, step), extents[1], itemsize, min(share, tiling.block[2]))
+        dense_vector(step_k, (*batch, step), extents[1], itemsize, min(share, tiling.block[2]), tiling.most_fetched)
         if along_k
-        else dense_vector(step, (*batch, step_k), extents[0], itemsize, share)
+        else dense_vector(step, (*batch, step_k), extents[0], itemsize, share, tiling.most_fetched)
     )
     axis = "M" if name == "A" else "N"
     return (

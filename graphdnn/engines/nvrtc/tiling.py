@@ -18,15 +18,29 @@ from graphdnn.target import Target
 
 @dataclass(frozen=True)
 class Tiling:
-    """A block's tile (m, n, k), a thread's part of it (m, n), and the part of the arithmetic peak it reaches."""
+    """A block's tile (m, n, k), a thread's part of it (m, n), and the part of the arithmetic peak it reaches.
+
+    With `matrix` the matrix units multiply, the peak is theirs, and sums lie in neighbouring pairs, not in fours.
+    """
 
     block: tuple[int, int, int]
     thread: tuple[int, int]
     reach: float
+    matrix: bool = False
 
     @property
     def threads(self) -> int:
         return self.block[0] // self.thread[0] * (self.block[1] // self.thread[1])
+
+    @property
+    def width(self) -> int:
+        """Neighbours along n that a thread holds next to one another."""
+        return 2 if self.matrix else min(4, self.thread[1])
+
+    @property
+    def most_fetched(self) -> int:
+        """Elements of an operand that may be fetched at once; what is multiplied in registers is spread out by four."""
+        return 8 if self.matrix else 4
 
 
 TILINGS = (
@@ -38,6 +52,9 @@ TILINGS = (
 )
 """Largest first, then those for products with few rows or columns.  A larger tile reads each operand fewer times, a
 smaller one leaves no core without work."""
+
+MATRIX_TILINGS = (Tiling((128, 128, 32), (8, 8), 0.30, matrix=True), Tiling((64, 64, 32), (4, 8), 0.15, matrix=True))
+"""For operands that are both float16 or both bfloat16."""
 
 PLAIN = {"float64": 0.5, "int32": 0.5, "int64": 0.1}
 """Rate of multiply-adds outside the matrix units, as part of float32's, by the type that is accumulated in."""
@@ -67,19 +84,26 @@ class Product:
 def arithmetic_us(product: Product, tiling: Tiling, target: Target) -> float:
     """Time of the waves of blocks; a block has its core to itself, as far as arithmetic goes."""
     m, n, _ = tiling.block
-    sums = product.dtype.compute if product.dtype.is_float or product.dtype.bits == 64 else None
-    rate = target.rate("float32") * PLAIN.get(sums.name if sums else "int32", 1.0) * tiling.reach
     waves = -(-product.blocks(tiling) // target.sm_count)
-    return 1e6 * waves * 2 * m * n * product.k / (rate / target.sm_count)
+    rate = target.rate(product.dtype.name) if tiling.matrix else plain_rate(product.dtype, target)
+    return 1e6 * waves * 2 * m * n * product.k / (rate * tiling.reach / target.sm_count)
+
+
+def plain_rate(dtype: DType, target: Target) -> float:
+    """Multiply-adds outside the matrix units, counted as two, a second."""
+    sums = dtype.compute.name if dtype.is_float or dtype.bits == 64 else "int32"
+    return target.rate("float32") * PLAIN.get(sums, 1.0)
 
 
 def best_tiling(product: Product, target: Target) -> Tiling:
-    return min(TILINGS, key=lambda tiling: arithmetic_us(product, tiling, target))
+    """The fastest by estimate; the matrix units take halves."""
+    halves = product.dtype.is_float and product.dtype.bits == 16
+    return min((*TILINGS, *(MATRIX_TILINGS if halves else ())), key=lambda t: arithmetic_us(product, t, target))
 
 
-def dense_vector(step: int, others: tuple[int, ...], extent: int, itemsize: int, share: int) -> int:
+def dense_vector(step: int, others: tuple[int, ...], extent: int, itemsize: int, share: int, most: int = 4) -> int:
     """Elements of an operand that are fetched at once along an axis of stride `step`; `share` falls to each thread."""
-    width = min(16 // itemsize, 4, share)
+    width = min(16 // itemsize, most, share)
     while width > 1 and (step != 1 or extent % width or any(s % width for s in others)):
         width //= 2
     return width
@@ -90,6 +114,7 @@ def constants(product: Product, tiling: Tiling, types: tuple[DType, DType], inde
     (bm, bn, bk), (tm, tn) = tiling.block, tiling.thread
     return "\n".join(
         (
+            f"#define MATRIX_UNITS {int(tiling.matrix)}",
             f"typedef {index} Index;",
             f"typedef {accumulator(product.dtype)} Acc;",
             f"typedef {storage(types[0])} TA;\ntypedef {storage(types[1])} TB;",
@@ -119,7 +144,7 @@ def each_sum(
     `place_m` and `place_n` declare the index variables `names` from `m` and `n`; `extra` is a further condition for
     a group to start at a multiple of its width.
     """
-    width = min(4, tiling.thread[1])
+    width = tiling.width
     return [
         epilogue.condition(axis, width),
         f'_Pragma("unroll") for (int i = 0; i < {tiling.thread[0]}; ++i) {{',

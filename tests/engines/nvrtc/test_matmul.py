@@ -10,7 +10,7 @@ from graphdnn.engines.contract import Policy
 from graphdnn.engines.nvrtc import matmul
 from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
-from graphdnn.engines.nvrtc.tiling import TILINGS, Product, Tiling, best_tiling, dense_vector
+from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS, Product, Tiling, best_tiling, dense_vector
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, row_major
 from graphdnn.target import Target
@@ -34,7 +34,7 @@ def source(region: Region) -> str:
     return family.generate(region, H200).kernels[0].source
 
 
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
+@pytest.mark.parametrize("tiling", [*TILINGS, *MATRIX_TILINGS], ids=lambda t: "x".join(map(str, t.block)))
 def test_tilings_divide(tiling: Tiling) -> None:
     """A tile of each operand falls to the threads evenly, in whole warps."""
     m, n, k = tiling.block
@@ -52,6 +52,8 @@ def test_tilings_divide(tiling: Tiling) -> None:
         (TILINGS[2], gd.int8, "sm_90"),
         (TILINGS[2], gd.int64, "sm_80"),
         (TILINGS[2], gd.bfloat16, "sm_80"),
+        (MATRIX_TILINGS[0], gd.float16, "sm_80"),
+        (MATRIX_TILINGS[1], gd.bfloat16, "sm_90"),
     ],
 )
 def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DType, arch: str) -> None:
@@ -60,12 +62,19 @@ def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DT
     assert isinstance(cubin, bytes), cubin
 
 
+ALL = [
+    *(
+        (tiling, dtype)
+        for tiling in TILINGS
+        for dtype in (gd.float16, gd.float32, gd.float64, gd.int8, gd.int32, gd.int64)
+    ),
+    *((tiling, dtype) for tiling in MATRIX_TILINGS for dtype in (gd.float16, gd.bfloat16)),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
-@pytest.mark.parametrize(
-    "dtype", [gd.float16, gd.bfloat16, gd.float32, gd.float64, gd.int8, gd.int32, gd.int64], ids=str
-)
+@pytest.mark.parametrize(("tiling", "dtype"), ALL, ids=str)
 def test_all_kernels_compile(monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DType, arch: str) -> None:
     monkeypatch.setattr(matmul, "best_tiling", lambda *_: tiling)
     for a, b in (((132, 68), (68, 136)), ((2, 33, 65), (65, 47))):
@@ -158,6 +167,21 @@ def test_it_is_a_last_resort_and_priced_as_one() -> None:
     assert answer.deterministic
     peak = 2 * 4096**3 / H200.rate("float32") * 1e6
     assert peak < answer.estimated_us < 2.5 * peak
-    half = NvrtcEngine().supports(product((4096, 4096), (4096, 4096), gd.float16), H200, Policy())
-    assert not isinstance(half, Decline)
-    assert half.estimated_us == pytest.approx(answer.estimated_us, rel=0.1)
+
+
+def test_the_matrix_units_multiply_halves_only() -> None:
+    prices = {}
+    for dtype in (gd.float16, gd.bfloat16, gd.float32):
+        region = product((4096, 4096), (4096, 4096), dtype)
+        assert ("#define MATRIX_UNITS 1" in source(region)) == (dtype.bits == 16)
+        answer = NvrtcEngine().supports(region, H200, Policy())
+        assert not isinstance(answer, Decline)
+        prices[dtype] = answer.estimated_us
+    assert prices[gd.float16] == prices[gd.bfloat16] < prices[gd.float32] / 3
+    assert "#define MATRIX_UNITS 0" in source(mixed((64, 64), (64, 64)))
+
+
+def mixed(a: Shape, b: Shape) -> Region:
+    """A product of two kinds of halves, which only float32 holds."""
+    g = gd.GraphBuilder()
+    return whole(g.build({"y": g.matmul(g.input("a", a, gd.float16), g.input("b", b, gd.bfloat16))}), row_major)

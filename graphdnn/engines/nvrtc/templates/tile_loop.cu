@@ -7,6 +7,27 @@
     __syncthreads();
     for (int k0 = 0, half = 0; k0 < K; k0 += BK, half ^= 1) {
         if (k0 + BK < K) fetch(k0 + BK);
+#if MATRIX_UNITS
+        _Pragma("unroll") for (int k = 0; k < BK; k += 16) {
+            unsigned x[TM / 2][4], y[TN / 2][2];
+            _Pragma("unroll") for (int i = 0; i < TM / 2; ++i) {
+                const int row = warp_m + i * 16 + lane_row;
+                _Pragma("unroll") for (int q = 0; q < 4; ++q) {
+                    x[i][q] = pair_at(&shared_a[half][row + q % 2 * 8][k + lane_pair + q / 2 * 8]);
+                }
+            }
+            _Pragma("unroll") for (int j = 0; j < TN / 2; ++j) {
+                _Pragma("unroll") for (int q = 0; q < 2; ++q) {
+                    y[j][q] = pair_at(&shared_b[half][warp_n + j * 8 + lane_row][k + lane_pair + q * 8]);
+                }
+            }
+            _Pragma("unroll") for (int i = 0; i < TM; i += 2) {
+                _Pragma("unroll") for (int j = 0; j < TN; j += 2) {
+                    multiply(TA{}, &sum[i][j], &sum[i + 1][j], x[i / 2], y[j / 2]);
+                }
+            }
+        }
+#else
         _Pragma("unroll") for (int k = 0; k < BK; ++k) {
             Acc x[TM], y[TN];
             _Pragma("unroll") for (int i = 0; i < TM; i += RUN_M) {
@@ -21,6 +42,7 @@
                 _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[i] * y[j];
             }
         }
+#endif
         if (k0 + BK < K) keep(half ^ 1);
         __syncthreads();
     }
