@@ -50,7 +50,8 @@ def by_the_equation(
     full = (b, hq, sq, skv)
     bias = np.broadcast_to(arrays.get("bias", np.zeros(())), full)
     mask = np.broadcast_to(arrays.get("mask", np.ones((), bool)), full)
-    q_lengths, kv_lengths = arrays.get("q_lengths", np.full(b, sq)), arrays.get("kv_lengths", np.full(b, skv))
+    q_lengths = np.clip(arrays.get("q_lengths", np.full(b, sq)), 0, sq)
+    kv_lengths = np.clip(arrays.get("kv_lengths", np.full(b, skv)), 0, skv)
     o, lse = np.zeros((b, hq, sq, v.shape[3])), np.full((b, hq, sq), -np.inf)
     for n, h, i in itertools.product(range(b), range(hq), range(sq)):
         head = h // (hq // hkv)
@@ -203,6 +204,20 @@ def test_keys_beyond_the_length_are_not_looked_at(decomposed: bool, rng: Rng) ->
     graph = graph_of(arrays)
     found = gd.evaluate(expanded(graph) if decomposed else graph, arrays)["o"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
+def test_lengths_are_held_inside(causal: str | None, rng: Rng) -> None:
+    limits = np.iinfo(np.int32)
+    arrays = {
+        **qkv(rng, 4, 2, 1, 3, 5, 4, 4),
+        "q_lengths": np.array([limits.max, 3, -1, 2], np.int32),
+        "kv_lengths": np.array([5, 1000, 4, limits.min], np.int32),
+    }
+    expected = by_the_equation(arrays, causal=causal)[0]
+    graph = graph_of(arrays, causal=causal)
+    for variant in (graph, expanded(graph)):
+        np.testing.assert_allclose(gd.evaluate(variant, arrays)["o"], expected, rtol=0, atol=1e-12)
 
 
 def test_nan_in_a_key_that_counts_shows(rng: Rng) -> None:

@@ -75,8 +75,9 @@ class AttentionMethods(BuilderCore):
         q is (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv), Hq a multiple of Hkv; `scale` is 1 / sqrt(D) by
         default.  Query i may attend to key j when i < q_len, j < kv_len, mask[..., i, j], and with
         d = j - i - offset: d <= 0 if causal; -left <= d <= right in a window (left, right), None unbounded.  The
-        offset is kv_len - q_len for causal="bottom_right", else 0.  Lengths are int32 (B,).  A query without a key
-        gives 0.  With `return_lse` also the log of the softmax's denominator, float32 (B, Hq, Sq).
+        offset is kv_len - q_len for causal="bottom_right", else 0.  Lengths are int32 (B,), held between 0 and Sq or
+        Skv.  A query without a key gives 0.  With `return_lse` also the log of the softmax's denominator, float32
+        (B, Hq, Sq).
         """
         who = name or "attention"
         extras = {"bias": bias, "mask": mask, "q_lengths": q_lengths, "kv_lengths": kv_lengths}

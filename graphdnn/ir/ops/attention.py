@@ -34,9 +34,9 @@ class Attention(Op):
     causal; d >= -left and d <= right if windowed (inclusive, None unbounded).  The offset is kv_len - q_len for
     "bottom_right" and 0 otherwise.  A row with no key (or with none of a score above minus infinity) gives 0, and
     log-sum-exp minus infinity.  `extras` names the optional operands that follow, in the order of EXTRAS: bias (float)
-    and mask (bool) broadcast to (B, Hq, Sq, Skv), lengths are int32 (B,).  Keys from kv_len on are never looked at.
-    Results: o (B, Hq, Sq, Dv) in q's type, and with `return_lse` the log of the softmax's denominator, float32
-    (B, Hq, Sq).  Raises GraphError when shapes or types do not fit.
+    and mask (bool) broadcast to (B, Hq, Sq, Skv), lengths are int32 (B,) and held between 0 and Sq or Skv.  Keys from
+    kv_len on are never looked at.  Results: o (B, Hq, Sq, Dv) in q's type, and with `return_lse` the log of the
+    softmax's denominator, float32 (B, Hq, Sq).  Raises GraphError when shapes or types do not fit.
     """
 
     scale: float
@@ -109,8 +109,8 @@ class Attention(Op):
     def reference(self, q: Array, k: Array, v: Array, *extras: Array) -> tuple[Array, ...]:  # type: ignore[override]
         given = dict(zip(self.extras, extras, strict=True))
         (b, hq, sq, _), (_, hkv, skv, _) = q.shape, k.shape
-        q_len = given.get("q_lengths", np.full(b, sq, np.int32)).astype(np.int64).reshape(b, 1, 1, 1)
-        kv_len = given.get("kv_lengths", np.full(b, skv, np.int32)).astype(np.int64).reshape(b, 1, 1, 1)
+        q_len = held_lengths(given.get("q_lengths"), b, sq)
+        kv_len = held_lengths(given.get("kv_lengths"), b, skv)
         i, j = np.arange(sq)[:, None], np.arange(skv)
         low, high = self.bounds
         distance = j - i - (kv_len - q_len if self.causal == "bottom_right" else 0)
@@ -153,7 +153,7 @@ class Attention(Op):
             scores = make(Select(), allowed, scores, NOTHING)
         if "kv_lengths" in given:
             row = make(Reshape(shape=(skv, 1)), make(Iota(size=skv)))
-            v = make(Select(), make(Pointwise(fn="less"), row, per_batch(make, given["kv_lengths"])), v, 0.0)
+            v = make(Select(), make(Pointwise(fn="less"), row, per_batch(make, given["kv_lengths"], skv)), v, 0.0)
         if self._every_row_has_keys(sq, skv) and not self.return_lse:
             weights = make(Softmax(axis=3), scores)
             return (narrowed(make, self._weighted(make, weights, v), operands[0].type.dtype),)
@@ -190,7 +190,8 @@ class Attention(Op):
             return conditions[0] if conditions else None
         i = make(Reshape(shape=(sq, 1)), make(Iota(size=sq)))
         j = make(Iota(size=skv))
-        lengths = {n: per_batch(make, given[n]) for n in ("q_lengths", "kv_lengths") if n in given}
+        extents = {"q_lengths": sq, "kv_lengths": skv}
+        lengths = {n: per_batch(make, given[n], extent) for n, extent in extents.items() if n in given}
         for name, position in (("q_lengths", i), ("kv_lengths", j)):
             if name in lengths:
                 conditions.append(make(Pointwise(fn="less"), position, lengths[name]))
@@ -220,9 +221,15 @@ class Attention(Op):
         return b * hq * pairs * (2 * (d + operands[2].shape[3]) + 5)
 
 
-def per_batch(make: Make, lengths: Value) -> Value:
-    """Lengths (B,) as (B, 1, 1, 1)."""
-    return make(Unsqueeze(axes=(1, 2, 3)), lengths)
+def held_lengths(lengths: Array | None, batch: int, extent: int) -> Array:
+    """Lengths between 0 and `extent` as (B, 1, 1, 1); the extent itself where none are given."""
+    given = np.full(batch, extent) if lengths is None else np.clip(lengths.astype(np.int64), 0, extent)
+    return np.asarray(given).reshape(batch, 1, 1, 1)
+
+
+def per_batch(make: Make, lengths: Value, extent: int) -> Value:
+    """Lengths (B,), held between 0 and `extent`, as (B, 1, 1, 1)."""
+    return make(Unsqueeze(axes=(1, 2, 3)), make(Pointwise(fn="clip", parameters=(0, extent)), lengths))
 
 
 @lru_cache(maxsize=64)
