@@ -17,8 +17,12 @@ from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.types import float16, float32
 from graphdnn.ir.views import is_free
 from graphdnn.passes.fuse import Proposal, propose
+from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.patterns import FUSIONS
 from graphdnn.passes.patterns.convolution import CONVOLUTION
+from graphdnn.passes.select import Offer, select
+from tests.passes.random_graphs import random_graph
+from tests.passes.test_select import check_cover
 
 
 def names(proposal: Proposal) -> frozenset[str]:
@@ -276,6 +280,16 @@ def test_every_op_that_computes_more_than_pointwise_is_named_by_one_fusion_at_mo
         for a, b in itertools.product(first.anchors, second.anchors):
             assert not issubclass(a, b), (first.name, second.name)
             assert not issubclass(b, a), (first.name, second.name)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_random_graphs_get_lawful_proposals_and_a_lawful_cover(case: int, rng: np.random.Generator) -> None:
+    graph = assign_layouts(random_graph(rng, steps=10)).graph
+    proposals = propose(graph)
+    check_lawful(graph, proposals)
+    cover = select(graph, [Offer(p.region, float(rng.uniform(1, 3)), p) for p in proposals])
+    check_cover(graph, cover.picks)
+    assert cover.exact
 
 
 def trunk(blocks: int) -> Graph:

@@ -104,11 +104,11 @@ def check_cover(graph: Graph, picks: tuple[Offer, ...]) -> None:
     assert len(covered) == len(set(covered))
     assert set(covered) == set(computing(graph))
     assert is_runnable(graph, list(picks))
-    made = {*graph.inputs.values(), *graph.constants.values()}
+    made = {*graph.inputs.values(), *graph.constants.values(), *graph.states.values()}
     for offer in picks:
         waiting = [n for n in graph.nodes if is_free(n)]
         for _ in waiting:
-            made |= {v for n in waiting if set(n.operands) <= made for v in n.results}
+            made |= {v for n in waiting if n.operands[0] in made for v in n.results}
         assert set(offer.region.inputs) <= made
         made |= {v for n in offer.region.nodes for v in n.results}
 
