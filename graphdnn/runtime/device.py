@@ -413,6 +413,14 @@ class HostDevice:
         kept = [raw]
         return Memory(-(-raw.ctypes.data // ALIGNMENT) * ALIGNMENT, nbytes, lambda _: kept.clear())
 
+    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
+        """Sets every byte."""
+        ctypes.memset(target, byte, nbytes)
+
+    def capture(self, issue: Callable[[int], None]) -> CapturedGraph:
+        """Raises ExecutionError: work here is done when a call returns."""
+        raise ExecutionError("work on the CPU is done when a call returns, so it cannot be captured")
+
     def synchronize(self) -> None:
         """Nothing is ever pending here."""
 
