@@ -7,7 +7,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.engines.nvrtc import transposed
-from graphdnn.engines.nvrtc.tiling import TILINGS
+from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
@@ -60,7 +60,7 @@ CASES: list[tuple[Shape, Shape, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
+@pytest.mark.parametrize("tiling", [*TILINGS, *MATRIX_TILINGS], ids=lambda t: "x".join(map(str, t.block)))
 @pytest.mark.parametrize("layouts", [FIRST, LAST, LAST_BUT_FILTERS], ids=["first", "last", "last_but_filters"])
 def test_every_tiling(
     device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, layouts: Layouts

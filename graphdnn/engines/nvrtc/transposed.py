@@ -152,14 +152,15 @@ def operand_constants(parts: Anchored, product: Product, tiling: Tiling) -> list
     x, w = parts.anchor.operand_types
     channels = x.shape[1] // transposed_op(parts).groups
     inner = x.layout[1] == 1 and channels > 1
-    share = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)]
+    share, most = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)], tiling.most_fetched
     x_others = (x.layout[0], *x.layout[2:], channels)
-    wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0]) if inner else 1
+    wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], most) if inner else 1
     along_k = inner and w.layout[0] == 1 and channels > 1
     if along_k:
-        wide_w = dense_vector(1, (*w.layout[1:], channels), channels, w.dtype.itemsize, share[1])
+        wide_w = dense_vector(1, (*w.layout[1:], channels), channels, w.dtype.itemsize, share[1], most)
     else:
-        wide_w = dense_vector(w.layout[1], (w.layout[0], *w.layout[2:]), product.n, w.dtype.itemsize, share[1])
+        w_others = (w.layout[0], *w.layout[2:])
+        wide_w = dense_vector(w.layout[1], w_others, product.n, w.dtype.itemsize, share[1], most)
     flags = {"CHANNELS_INNER": inner, "A_ALONG_K": inner, "B_ALONG_K": along_k}
     return [
         f"constexpr int CG = {channels}, VA = {wide_x}, VB = {wide_w};",
@@ -195,7 +196,7 @@ def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) ->
         f"const TB* b = p{slot[w].index} + group * CG * W_C;",
     ]
     signature = f'extern "C" __global__ void __launch_bounds__({tiling.threads}) transposed({parameters(region)}) {{'
-    width = min(4, tiling.thread[1])
+    width = tiling.width
     # A group's channels start at any number, and vectors only at multiples of their width.
     uneven = f" && i1 % {width} == 0" if transposed_op(parts).groups > 1 and product.n % width else ""
     sums = each_sum(epilogue, names, 1, tiling, rows(names), ["const Index i1 = group * N + n;"], uneven)

@@ -11,7 +11,7 @@ from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.nvrtc import transposed
 from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
-from graphdnn.engines.nvrtc.tiling import TILINGS
+from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
 from graphdnn.target import Target
@@ -78,7 +78,7 @@ def test_phases_gather_what_the_definition_scatters(kernel: int, stride: int, di
         (gd.float64, row_major, "sm_90"),
         (gd.int8, channels_last, "sm_90"),
     ],
-    ids=str,
+    ids=lambda part: getattr(part, "__name__", str(part)),
 )
 def test_kernels_compile(dtype: DType, layout: Layout, arch: str) -> None:
     for region in (
@@ -90,7 +90,7 @@ def test_kernels_compile(dtype: DType, layout: Layout, arch: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "x".join(map(str, t.block)))
+@pytest.mark.parametrize("tiling", [*TILINGS, *MATRIX_TILINGS], ids=lambda t: "x".join(map(str, t.block)))
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_every_tiling_compiles(monkeypatch: pytest.MonkeyPatch, tiling: Any, arch: str) -> None:
     monkeypatch.setattr(transposed, "best_tiling", lambda *_: tiling)
@@ -111,17 +111,21 @@ def test_vectors_run_along_the_dense_axis() -> None:
         c, _, h, w = shape
         return (1, c * h * w, c * w, c)
 
-    assert "VA = 4, VB = 1;" in source(transposing((2, 8, 9, 9), (8, 16, 3, 3), stride=2))
-    assert "VA = 4, VB = 4;" in source(transposing((2, 8, 9, 9), (8, 16, 3, 3), filters=channels_last, stride=2))
-    along = source(transposing((2, 8, 9, 9), (8, 16, 3, 3), filters=swapped, stride=2))
+    def plain(w: Shape = (8, 16, 3, 3), **layouts: Layout) -> str:
+        return source(transposing((2, w[0], 9, 9), w, gd.float32, stride=2, **layouts))
+
+    assert "VA = 4, VB = 1;" in plain()
+    assert "VA = 4, VB = 4;" in plain(filters=channels_last)
+    along = plain(filters=swapped)
     assert "VA = 4, VB = 4;" in along
     assert "B_ALONG_K = true" in along
-    assert "VA = 1, VB = 1;" in source(transposing((2, 7, 9, 9), (7, 15, 3, 3), filters=channels_last, stride=2))
-    assert "CHANNELS_INNER = false" in source(transposing((2, 8, 9, 9), (8, 16, 3, 3), layout=row_major))
+    assert "VA = 1, VB = 1;" in plain((7, 15, 3, 3), filters=channels_last)
+    assert "CHANNELS_INNER = false" in plain(layout=row_major)
 
 
 def test_it_is_a_last_resort_with_a_price() -> None:
-    answer = NvrtcEngine().supports(transposing((8, 256, 64, 64), (256, 128, 2, 2), stride=2), H200, Policy())
+    region = transposing((8, 256, 64, 64), (256, 128, 2, 2), gd.float32, stride=2)
+    answer = NvrtcEngine().supports(region, H200, Policy())
     assert isinstance(answer, Support)
     assert answer.last_resort
     assert answer.estimated_us > 1e6 * 2 * 8 * 256 * 64 * 64 * 128 * 4 / H200.rate("float32")
