@@ -142,7 +142,7 @@ class Demand:
         self.terms: list[Term] = []
         self.known: dict[tuple[Value, Place], Term] = {}
         self.loads: dict[tuple[Value, tuple[int, ...]], Term] = {}
-        self.inverses: dict[Term, Term] = {}
+        self.inverses: dict[Term, tuple[Term, Term]] = {}
 
     def program(self) -> Program:
         if not self.along:
@@ -220,10 +220,10 @@ class Demand:
         """Division by one number a row as a product with its inverse, which is found once; float32 only."""
         if b.text or promote(a.dtype, b.dtype).compute != float32:
             return None
-        inverse = self.inverses.get(b)
-        if inverse is None:
-            inverse = self.inverses[b] = self.add(Term(float32, False, b.phase, (b,), call="inverse"))
-        return self.add(Term(dtype, True, phase, (a, b, inverse), call="divided"))
+        if b not in self.inverses:
+            near = self.add(Term(float32, False, b.phase, (b,), call="near"))
+            self.inverses[b] = (near, self.add(Term(float32, False, b.phase, (b, near), call="inverse")))
+        return self.add(Term(dtype, True, phase, (a, *self.inverses[b]), call="divided"))
 
     def fold(self, node: Node, op: Reduce, place: Place) -> Term:
         value = node.operands[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from graphdnn.engines.nvrtc.emit import BOUNDS, emit_node, literal, prelude, register, storage, template
 from graphdnn.engines.nvrtc.indexing import offset_terms, split_index
@@ -295,12 +295,23 @@ class Writer:
                 "}",
             ]
         kept = self.layout.kept
-        lines += [f"{self.held_type(t)} m{self.ids[t]}[{kept}];" for t in loads]
+        again = {t for w in self.phases for t in w.loads if w is not work}
+        # What all rows share lies near by, in a cache: it need not wait in registers beside the row itself.
+        late = [t for t in loads if t not in again and not any(self.layout.strides[t][0])]
+        early = [t for t in loads if t not in late]
+        lines += [f"{self.held_type(t)} m{self.ids[t]}[{kept}];" for t in early]
         lines += [f"{register(t.dtype)} e{self.ids[t]}[{kept}][{self.layout.width}];" for t in work.keeps]
-        if loads:
-            lines += [*self.for_kept(), *(self.load(t, f"m{self.ids[t]}[k]") for t in loads), "}\n}"]
-            self.held.update(loads)
-        return [*lines, *self.for_kept(), *self.lanes(work, "[k]"), "}\n}"]
+        if early:
+            lines += [*self.for_kept(), *(self.load(t, f"m{self.ids[t]}[k]") for t in early), "}\n}"]
+            self.held.update(early)
+        return [
+            *lines,
+            *self.for_kept(),
+            *(f"{self.held_type(t)} m{self.ids[t]};" for t in late),
+            *(self.load(t, f"m{self.ids[t]}") for t in late),
+            *self.lanes(work, "[k]", late),
+            "}\n}",
+        ]
 
     def for_kept(self) -> list[str]:
         """Opens the loop over the vectors that a member keeps."""
@@ -341,7 +352,7 @@ class Writer:
             return f"{target} = load_pack<{item}, {width}>({at}, wide);"
         return f"{UNROLL_INLINE} for (int j = 0; j < {width}; ++j) {target}.at[j] = ({at})[j * {step}];"
 
-    def lanes(self, work: Phase, kept: str) -> list[str]:
+    def lanes(self, work: Phase, kept: str, late: Sequence[Term] = ()) -> list[str]:
         """From loaded vectors to folded and stored ones."""
         width, across = self.layout.width, self.layout.across
         stores = [o for o in work.stores if o.varies]
@@ -349,8 +360,8 @@ class Writer:
         lines += [f"Pack<{storage(o.value.type.dtype)}, {width}> y{self.program.outputs.index(o)};" for o in stores]
         lines.append(f"{UNROLL}\nfor (int j = 0; j < {width}; ++j) {{")
         for term in work.loads:
-            lane = ".at[j]" if self.is_pack(term) else ""
-            lines.append(f"const {register(term.dtype)} x{self.ids[term]} = widen(m{self.ids[term]}{kept}{lane});")
+            held = f"m{self.ids[term]}{'' if term in late else kept}{'.at[j]' if self.is_pack(term) else ''}"
+            lines.append(f"const {register(term.dtype)} x{self.ids[term]} = widen({held});")
         for term in work.reused:
             lines.append(f"const {register(term.dtype)} v{self.ids[term]} = e{self.ids[term]}[k][j];")
         for term in work.elements:

@@ -58,11 +58,11 @@ template <class F, int LANES, int MEMBERS, int N, class V> __device__ __forceinl
     }
     __syncthreads();
 }
-// 1 / b where that loses nothing in a product, else 0; and a / b by it.
-__device__ __forceinline__ float inverse(float b) {
+// a / b for many a as two products, without a branch: `near` is a power of two that brings b where its inverse is exact to
+// a rounding, and 1 almost always.  Where a * near overflows or vanishes, so does the quotient.
+__device__ __forceinline__ float near(float b) {
     const float size = fabsf(b);
-    return size > 1e-30f && size < 1e30f ? 1.f / b : 0.f;
+    return size < 1e-30f ? 0x1p64f : size > 1e30f ? 0x1p-64f : 1.f;
 }
-__device__ __forceinline__ float divided(float a, float b, float inverse_of_b) {
-    return inverse_of_b != 0.f ? a * inverse_of_b : a / b;
-}
+__device__ __forceinline__ float inverse(float b, float near_b) { return 1.f / (b * near_b); }
+__device__ __forceinline__ float divided(float a, float near_b, float inverse_b) { return a * near_b * inverse_b; }
