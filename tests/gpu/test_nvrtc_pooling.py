@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.ir.types import channels_last
+from graphdnn.ir.types import channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
 from tests.engines.nvrtc.row_regions import POOLS, Case, image, pool
 from tests.gpu.region_runs import check_region
@@ -45,7 +45,7 @@ def test_nan_wins_and_padding_never_does(device: CudaDevice, last: bool) -> None
     x = np.full(shape, -np.inf, np.float16)
     x[1, 3, 2, 2] = np.nan
     x[0, 5, 0, 0] = 4
-    layout = channels_last if last else gd.ir.types.row_major
+    layout = channels_last if last else row_major
 
     def build(g: gd.GraphBuilder) -> gd.Value:
         return g.max_pool(image(g, shape, gd.float16, last), kernel=3, stride=1, padding=1)
