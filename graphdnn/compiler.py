@@ -8,14 +8,16 @@ from graphdnn.account import Decisions, account
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk, Refused
-from graphdnn.engines.contract import Device, Support
+from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Support
 from graphdnn.engines.manifest import engines_for
 from graphdnn.errors import CompileError, SetupError
 from graphdnn.executable import Executable
 from graphdnn.ir.graph import Graph
-from graphdnn.ir.ops.pointwise import Elementwise
+from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
+from graphdnn.ir.types import TensorType
 from graphdnn.ir.views import is_free
+from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.fuse import Proposal, propose
 from graphdnn.passes.pipeline import prepare
 from graphdnn.passes.promote import promotions
@@ -24,11 +26,6 @@ from graphdnn.runtime.device import device_for, device_present
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Schedule, Step, schedule
 from graphdnn.target import Target
-
-
-PROLOGUE_US = 0.01
-"""What a pointwise node before an anchor costs more than one behind it, where estimates are equal otherwise: an anchor
-reads its operands once for each tile that needs them, and writes its result once."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions
             [Step(o.region, plans[o.region].plan, plans[o.region].candidate.workspace_bytes) for o in cover.picks],
         )
         check_memory(placed, chosen_options)
-        program = Program(prepared, placed, device)
+        program = Program(prepared, placed, device, lambda source, wanted: conversion(desk, device, source, wanted))
     decisions = Decisions(
         graph, prepared, proposals, cover, desk, plans, placed, records, promotions(graph), chosen_options
     )
@@ -96,21 +93,11 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
 def offers_of(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> list[Offer]:
     """Every engine's "yes" to every proposal, in the engines' order."""
     return [
-        Offer(p.region, answer.estimated_us + PROLOGUE_US * prologue_nodes(p.region), Bid(engine, p.region))
+        Offer(p.region, answer.estimated_us, Bid(engine, p.region))
         for p in proposals
         for engine, answer in desk.answers(p.region).items()
         if isinstance(answer, Support)
     ]
-
-
-def prologue_nodes(region: Region) -> int:
-    """Pointwise nodes of a region that stand before one of its other nodes."""
-    anchors = 0
-    for node in region.nodes:
-        if not isinstance(node.op, Elementwise):
-            anchors |= region.graph.ancestors[node]
-    before = (n for n in region.nodes if anchors >> region.graph.position[n] & 1)
-    return sum(isinstance(n.op, Elementwise) for n in before)
 
 
 def cheapest_cover(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> Cover:
@@ -151,6 +138,22 @@ def built_cover(
                 plans[offer.region] = found
         if not refused:
             return cover, plans
+
+
+def conversion(desk: Desk, device: Device, source: TensorType, wanted: TensorType) -> DevicePlan:
+    """A plan that copies a tensor into another layout, for arrays whose strides differ from the declared ones.
+
+    Raises CompileError where no engine copies it.
+    """
+    writer = GraphWriter("convert")
+    (copied,) = writer.emit(Convert(), [writer.input("x", source)], types=[wanted])
+    graph = writer.finish({"y": copied})
+    region = Region.of(graph, graph.nodes)
+    for name, answer in desk.answers(region).items():
+        found = desk.plan(name, region, device) if isinstance(answer, Support) else None
+        if isinstance(found, Chosen) and not isinstance(found.plan, HostPlan):
+            return found.plan
+    raise CompileError(f"no engine on {desk.target} copies {source} into {wanted}")
 
 
 def planned_steps(cover: Cover, desk: Desk) -> list[Step]:

@@ -1,7 +1,7 @@
 """Completion: lengths of attention spelled out and held inside their tensor, which means the same and is safe.
 
-cuDNN's attention takes the lengths of queries and of keys, or neither; the one that is absent is the full extent.  Given
-a length beyond the extent it reads outside, where the definition only sees every key.
+cuDNN's attention takes the lengths of queries and of keys, or neither; the one that is absent is the full extent.
+Given a length beyond the extent it reads outside, where the definition only sees every key.
 """
 
 from __future__ import annotations
