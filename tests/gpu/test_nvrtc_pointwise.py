@@ -33,8 +33,7 @@ def spiced(array: Array, dtype: DType, turn: int) -> Array:
         flat[: len(SPECIAL)] = np.roll(SPECIAL, turn)
     elif dtype.is_integer:
         ends = np.iinfo(dtype.numpy)
-        # One above the least: numpy's absolute value of the least is itself, negative.
-        flat[:4] = np.roll([ends.max, ends.min + 1, 0, 1], turn)
+        flat[:4] = np.roll([ends.max, ends.min, 0, 1], turn)
     return array
 
 

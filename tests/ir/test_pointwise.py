@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import graphdnn as gd
 from graphdnn.ir.ops.pointwise import FUNCTIONS
-from graphdnn.ir.types import Array
+from graphdnn.ir.types import Array, promote
 from tests.ir.single import array, evaluated, inferred, tensor, torch_type
 
 FLOATS = (gd.float64, gd.float32, gd.float16, gd.bfloat16)
@@ -178,6 +178,37 @@ def test_integer_division_rounds_toward_zero(fn: str) -> None:
     )
     np.testing.assert_array_equal(found[divided], array(expected))
     assert found[~divided] == 0
+
+
+@pytest.mark.parametrize("dtype", [gd.int8, gd.uint8, gd.int32, gd.int64], ids=str)
+def test_integer_division_at_the_ends(dtype: gd.DType) -> None:
+    """The least integer has no absolute value; by -1 it wraps, as it does in C++ computed without a sign."""
+    ends = np.iinfo(dtype.numpy)
+    numbers = [n for n in (ends.min, ends.min + 1, -3, -1, 0, 1, 3, ends.max - 1, ends.max) if n >= ends.min]
+    pairs = [(a, b) for a in numbers for b in numbers]
+    a, b = (np.array(column, dtype.numpy) for column in zip(*pairs, strict=True))
+    quotients = [0 if y == 0 else abs(x) // abs(y) * (-1 if (x < 0) != (y < 0) else 1) for x, y in pairs]
+    remainders = [0 if y == 0 else x - y * q for (x, y), q in zip(pairs, quotients, strict=True)]
+    wrapped = [(q - ends.min) % 2**dtype.bits + ends.min for q in quotients]
+    np.testing.assert_array_equal(evaluated(call("div"), a, b), np.array(wrapped, dtype.numpy))
+    np.testing.assert_array_equal(evaluated(call("mod"), a, b), np.array(remainders, dtype.numpy))
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(INTEGERS, 2)), ids=str)
+@pytest.mark.parametrize("fn", ["add", "sub", "mul", "add_square", "div", "mod", "minimum", "maximum", "less", "equal"])
+def test_integers_of_two_types_are_computed_in_the_common_one(
+    fn: str, one: gd.DType, other: gd.DType, rng: np.random.Generator
+) -> None:
+    a, b = (
+        rng.integers(np.iinfo(t.numpy).min, np.iinfo(t.numpy).max, 63, t.numpy, endpoint=True) for t in (one, other)
+    )
+    common = promote(one, other).numpy
+    np.testing.assert_array_equal(evaluated(call(fn), a, b), evaluated(call(fn), a.astype(common), b.astype(common)))
+
+
+def test_a_bias_of_another_integer_type() -> None:
+    found = evaluated(lambda g, *v: g.bias(*v, axis=1), np.array([[-128, 127]], np.int8), np.array([255, 1], np.uint8))
+    np.testing.assert_array_equal(found, np.array([[127, 128]], np.int32))
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,10 @@ def _trunc_divide(a: Array, b: Array) -> Array:
     """a / b; for integers rounded toward zero, and 0 where b is 0."""
     if a.dtype.kind == "f":
         return a / b
-    safe = np.where(b == 0, 1, b)
-    quotient = np.abs(a) // np.abs(safe) * np.sign(a) * np.sign(safe)
-    return np.where(b == 0, 0, quotient).astype(np.result_type(a, b))
+    # Without the remainder the quotient is whole, so that it does not matter which way numpy rounds; magnitudes would
+    # not do, since the least integer has none.
+    safe = np.where(b == 0, 1, b).astype(b.dtype)
+    return np.where(b == 0, 0, (a - np.fmod(a, safe)) // safe).astype(np.result_type(a, b))
 
 
 def _remainder(a: Array, b: Array) -> Array:
@@ -282,10 +283,15 @@ class Pointwise(Elementwise):
 
 
 def met(operands: tuple[Array, ...]) -> tuple[Array, ...]:
-    """int8 beside uint8 in their common type, int32; numpy's own would be int16, which overflows sooner."""
-    if {a.dtype.name for a in operands} == {"int8", "uint8"}:
-        return tuple(a.astype(np.int32) for a in operands)
-    return operands
+    """Integers of different types in their common one, as results wrap in that and not in a narrower one.
+
+    Numpy would compute a square of int8 that is added to an int32 in int8, and int8 beside uint8 in int16.
+    """
+    types = {a.dtype for a in operands}
+    if len(types) == 1 or any(t.kind not in "iu" for t in types):
+        return operands
+    common = promote(*(DTYPES[t.name] for t in types)).numpy
+    return tuple(a.astype(common) for a in operands)
 
 
 @op("bias")
@@ -319,7 +325,8 @@ class Bias(Elementwise):
         return (TensorType(shape, dtype),)
 
     def reference(self, x: Array, b: Array) -> tuple[Array, ...]:  # type: ignore[override]
-        return (x + b.reshape(self.aligned(1, b.shape, x.ndim)),)
+        x, b = met((x, b.reshape(self.aligned(1, b.shape, x.ndim))))
+        return (x + b,)
 
 
 @op("cast")
