@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk, Tried
 from graphdnn.engines.contract import Support
-from graphdnn.ir.graph import Graph
+from graphdnn.ir.graph import Graph, Node
+from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.passes.fuse import Proposal
 from graphdnn.passes.pipeline import PassRecord
@@ -42,9 +45,16 @@ PACKAGES = (
 """Distributions whose versions a report states."""
 
 
+NAME = re.compile(r"%(\w(?:[\w.]*\w)?)")
+"""A node's or value's name as sentences write it."""
+
+
 @dataclass(frozen=True)
 class Decisions:
-    """Everything that `compile` decided about one graph."""
+    """Everything that `compile` decided about one graph.
+
+    `expanded` are the composite nodes that no engine took whole, as they stood when the engines were asked.
+    """
 
     graph: Graph
     prepared: Graph
@@ -56,20 +66,21 @@ class Decisions:
     passes: tuple[PassRecord, ...]
     promotions: tuple[Promotion, ...]
     options: CompileOptions
+    expanded: tuple[Region, ...] = ()
+
+    @cached_property
+    def user_names(self) -> dict[str, str]:
+        """For nodes and values that passes made, the user's node whose work they do."""
+        known = {v.name for n in self.graph.nodes for v in n.results} | {n.name for n in self.graph.nodes}
+        graphs = {self.prepared, *(r.graph for r in self.expanded)}
+        made = [n for g in graphs for n in g.nodes if n.origins]
+        names = {name: n.origins[0] for n in made for name in (n.name, *(v.name for v in n.results))}
+        return {name: origin for name, origin in names.items() if name not in known}
 
 
 def account(made: Decisions) -> CompileReport:
     """The report of one compilation."""
-    chosen = {(offer.region.mask, bid_engine(offer.payload)) for offer in made.cover.picks}
-    conflicts = {(offer.region.mask, bid_engine(offer.payload)): reason for offer, reason in made.cover.conflicts}
-    candidates: list[tuple[Region, CandidateReport]] = []
-    for proposal in made.proposals:
-        for engine, answer in made.desk.answers(proposal.region).items():
-            key = (proposal.region.mask, engine)
-            entry = candidate(
-                f"c{len(candidates)}", engine, proposal.region, answer, made.desk, key in chosen, conflicts.get(key)
-            )
-            candidates.append((proposal.region, entry))
+    candidates = candidate_reports(made)
     regions = tuple(region_reports(made, candidates))
     return CompileReport(
         graph=made.graph.name,
@@ -95,6 +106,39 @@ def account(made: Decisions) -> CompileReport:
     )
 
 
+def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
+    """Each engine's answer for each set of nodes that was asked about, once."""
+    chosen = {(offer.region, bid_engine(offer.payload)) for offer in made.cover.picks}
+    conflicts = {(offer.region, bid_engine(offer.payload)): reason for offer, reason in made.cover.conflicts}
+    candidates: list[tuple[Region, CandidateReport]] = []
+    for region in (*(p.region for p in made.proposals), *made.expanded):
+        for engine, answer in made.desk.answers(region).items():
+            key = (region, engine)
+            id = f"c{len(candidates)}"
+            if isinstance(answer, Support):
+                entry = accepted(id, engine, region, answer, made.desk, key in chosen, conflicts.get(key))
+            else:
+                entry = refused(id, engine, region, in_user_words(made, engine, region, answer), made.desk)
+            candidates.append((region, entry))
+    return candidates
+
+
+def in_user_words(made: Decisions, engine: str, region: Region, answer: Decline) -> Decline:
+    """A "no" about this very region, naming the user's nodes.
+
+    Equal regions share one answer, which names the nodes of whichever was asked about first; so the engine is asked
+    again, unless the answer is not about nodes but comes from an option or from a plan that failed.
+    """
+    if answer.code not in (Code.OPTION, Code.BUILD, Code.RUN):
+        by_name = {e.name: e for e in made.desk.engines}
+        own = by_name[engine].supports(region, made.desk.target, made.desk.policy)
+        answer = own if isinstance(own, Decline) and own.code is answer.code else answer
+    names = made.user_names
+    reason = NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", answer.reason)
+    fix = answer.fix
+    return replace(answer, reason=reason, fix=fix and replace(fix, target=names.get(fix.target, fix.target)))
+
+
 def bid_engine(payload: object) -> str:
     return str(getattr(payload, "engine", payload))
 
@@ -109,26 +153,26 @@ def unfused_bytes(graph: Graph) -> int:
     return total
 
 
-def candidate(
-    id: str, engine: str, region: Region, answer: Support | Decline, desk: Desk, is_chosen: bool, conflict: str | None
+def accepted(
+    id: str, engine: str, region: Region, answer: Support, desk: Desk, is_chosen: bool, conflict: str | None
 ) -> CandidateReport:
-    """One engine's answer for one region as the report states it."""
-    tried = desk.tried(engine, region)
-    plans = tuple(plan_report(t) for t in tried)
-    if isinstance(answer, Support):
-        verdict: Verdict = "chosen" if is_chosen else "conflict" if conflict else "slower"
-        reason = "" if is_chosen else conflict or "a cheaper cover won"
-        return CandidateReport(
-            id=id,
-            engine=engine,
-            pattern=region.pattern,
-            nodes=region.origins,
-            verdict=verdict,
-            reason=reason,
-            estimated_us=answer.estimated_us,
-            plans=plans,
-        )
-    verdict = (
+    """An engine's "yes" as the report states it."""
+    verdict: Verdict = "chosen" if is_chosen else "conflict" if conflict else "slower"
+    return CandidateReport(
+        id=id,
+        engine=engine,
+        pattern=region.pattern,
+        nodes=region.origins,
+        verdict=verdict,
+        reason="" if is_chosen else conflict or "a cheaper cover won",
+        estimated_us=answer.estimated_us,
+        plans=plan_reports(desk, engine, region),
+    )
+
+
+def refused(id: str, engine: str, region: Region, answer: Decline, desk: Desk) -> CandidateReport:
+    """An engine's "no" as the report states it."""
+    verdict: Verdict = (
         "excluded" if answer.code is Code.OPTION else "failed" if answer.code in (Code.BUILD, Code.RUN) else "declined"
     )
     return CandidateReport(
@@ -140,7 +184,7 @@ def candidate(
         code=answer.code.value,
         reason=answer.reason,
         fix=fix_report(answer),
-        plans=plans,
+        plans=plan_reports(desk, engine, region),
     )
 
 
@@ -149,6 +193,10 @@ def fix_report(answer: Decline) -> FixReport | None:
     if fix is None:
         return None
     return FixReport(target=fix.target, attribute=fix.attribute, before=fix.before, after=fix.after, sentence=str(fix))
+
+
+def plan_reports(desk: Desk, engine: str, region: Region) -> tuple[PlanReport, ...]:
+    return tuple(plan_report(t) for t in desk.tried(engine, region))
 
 
 def plan_report(tried: Tried) -> PlanReport:
@@ -175,7 +223,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
         answer = made.desk.answers(region)[engine]
         assert isinstance(answer, Support)
         plan = made.plans.get(region)
-        stem = region.origins[-1] if region.origins else region.pattern
+        stem = name_of(region)
         names[stem] += 1
         reports.append(
             RegionReport(
@@ -193,10 +241,23 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
                 last_resort=answer.last_resort,
                 notes=plan.candidate.notes if plan else answer.notes,
-                alternatives=tuple(c for other, c in candidates if other.mask & region.mask and c.verdict != "chosen"),
+                alternatives=tuple(c for o, c in candidates if overlap(o, region) and c.verdict != "chosen"),
             )
         )
     return reports
+
+
+def name_of(region: Region) -> str:
+    """The user's node behind the first op that is not pointwise, else behind the last one."""
+    anchor: Node = next((n for n in region.nodes if not isinstance(n.op, Elementwise)), region.nodes[-1])
+    return next(iter(anchor.origins or region.origins), region.pattern)
+
+
+def overlap(other: Region, region: Region) -> bool:
+    """Whether two regions hold a node in common, or, of two graphs, do work of the same user's node."""
+    if other.graph is region.graph:
+        return bool(other.mask & region.mask)
+    return not set(other.origins).isdisjoint(region.origins)
 
 
 def pass_report(record: PassRecord) -> PassReport:
