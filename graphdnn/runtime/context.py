@@ -230,14 +230,29 @@ class DeviceContext:
             return
         commands = self.commands(inputs, outputs)
         if key in graphs:
-            graphs[key] = captured = self.device.capture(lambda own: issue(commands, own))
-            graphs.move_to_end(key)
-            captured.launch(stream)
-            return
+            captured = self._captured(commands)
+            if captured is not None:
+                graphs[key] = captured
+                graphs.move_to_end(key)
+                captured.launch(stream)
+                return
         issue(commands, stream)
         graphs[key] = None
         if len(graphs) > GRAPHS_KEPT:
             graphs.popitem(last=False)
+
+    def _captured(self, commands: list[Command]) -> CapturedGraph | None:
+        """The commands as one graph, or None where the capture was broken from outside.
+
+        The driver ends every capture of a process when any thread asks for the whole device to finish; the work is then
+        put on the stream piece by piece, and captured at a later call.
+        """
+        try:
+            return self.device.capture(lambda own: issue(commands, own))
+        except ContextLostError:
+            raise
+        except ExecutionError:
+            return None
 
     def commands(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> list[Command]:
         """The steps and closing copies with every address filled in."""

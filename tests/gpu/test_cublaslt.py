@@ -16,7 +16,18 @@ from graphdnn.engines.cublaslt.plan import CublasLtPlan
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.runtime.device import CudaDevice
-from tests.engines.cublaslt.product import TAILS, Strided, behind, draw, expected, product, residual, scale_of, vector
+from tests.engines.cublaslt.product import (
+    TAILS,
+    Strided,
+    behind,
+    draw,
+    expected,
+    product,
+    residual,
+    scale_of,
+    tail_for,
+    vector,
+)
 from tests.gpu.region_runs import Filled, Placed
 
 pytestmark = pytest.mark.gpu
@@ -102,7 +113,7 @@ def first(device: CudaDevice, region: Region, policy: Policy | None = None) -> C
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_epilogue_of_every_type(device: CudaDevice, dtype: gd.DType, tail: str, rng: np.random.Generator) -> None:
-    region = product(*CASES["rows"], dtype, TAILS[tail])
+    region = product(*CASES["rows"], dtype, tail_for(dtype, tail))
     assert Run(device, region, draw(region, rng)).through(first(device, region)) <= LIMITS[dtype.name]
 
 
@@ -110,7 +121,7 @@ def test_every_epilogue_of_every_type(device: CudaDevice, dtype: gd.DType, tail:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_layouts(device: CudaDevice, case: str, dtype: gd.DType, tail: str, rng: np.random.Generator) -> None:
-    region = product(*CASES[case], dtype, TAILS[tail])
+    region = product(*CASES[case], dtype, tail_for(dtype, tail))
     assert Run(device, region, draw(region, rng)).through(first(device, region)) <= LIMITS[dtype.name]
 
 
@@ -125,7 +136,7 @@ def test_odd_sizes(device: CudaDevice, dtype: gd.DType, rng: np.random.Generator
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(129, 300, 63), (16, 1024, 4096), (256, 512, 1032), (1, 640, 2049)])
 def test_every_algorithm(device: CudaDevice, m: int, n: int, k: int, dtype: gd.DType, rng: np.random.Generator) -> None:
-    region = product(Strided((m, k)), Strided((k, n), (1, k)), dtype, TAILS["bias residual gelu"])
+    region = product(Strided((m, k)), Strided((k, n), (1, k)), dtype, tail_for(dtype, "bias residual gelu"))
     run = Run(device, region, draw(region, rng))
     errors = {c.name: run.through(built(device, c)) for c in proposed(device, region)}
     assert errors
@@ -181,7 +192,7 @@ def test_a_result_by_columns_with_gaps(device: CudaDevice, rng: np.random.Genera
 @pytest.mark.parametrize("case", ["rows", "weights by columns", "batched"])
 def test_addresses_off_a_vector(device: CudaDevice, case: str, dtype: gd.DType, rng: np.random.Generator) -> None:
     """One plan, addresses of every alignment in turn, and aligned ones again afterwards."""
-    region = product(*CASES[case], dtype, TAILS["bias residual gelu"])
+    region = product(*CASES[case], dtype, tail_for(dtype, "bias residual gelu"))
     plan = first(device, region)
     inputs = draw(region, rng)
     for shift in (0, dtype.itemsize, 2 * dtype.itemsize, 16, 0):

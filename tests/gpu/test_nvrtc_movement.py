@@ -103,7 +103,6 @@ def test_written_slices(device: CudaDevice, rng: Rng, start: int, axis: int, in_
     arrays = [x, update, np.array([start], np.int32)]
     (expected,) = region.nodes[0].op.reference(*arrays)
     plan = built(NvrtcEngine(), region, device)
-    assert plan.kernels == 1
     with device:
         ins = [Placed(device, v.type, 0).filled(a) for v, a in zip(region.inputs, arrays, strict=True)]
         out = ins[0] if in_place else Placed(device, region.outputs[0].type, 0).filled(None)

@@ -180,7 +180,6 @@ def test_a_plan_runs_on_other_addresses_and_inside_a_capture(device: CudaDevice,
     x = g.input("x", (1000,), gd.float32)
     region = whole(g.build({"y": g.neg(x)}))
     plan = built(NvrtcEngine(), region, device)
-    assert plan.kernels == 1
     arrays = [draw(x.type, rng) for _ in range(3)]
     with device:
         ins = [Placed(device, x.type, 0).filled(a) for a in arrays]

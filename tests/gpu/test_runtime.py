@@ -36,7 +36,6 @@ def check(found: dict, x: np.ndarray) -> None:
     for name, array in expected(x).items():
         got = found[name]
         if isinstance(got, torch.Tensor):
-            torch.cuda.synchronize()
             got = got.cpu()
         got = np.asarray(got) if isinstance(got, np.ndarray | torch.Tensor) else got.numpy()
         np.testing.assert_allclose(got, array, rtol=1e-6, atol=1e-6)

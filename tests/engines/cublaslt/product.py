@@ -138,6 +138,7 @@ TAILS: dict[str, Tail] = {
     "gelu": gelu,
     "bias relu": behind(vector(-1), relu),
     "bias gelu": behind(vector(-1), gelu),
+    "bias residual relu": behind(vector(-1), residual(), relu),
     "residual": residual(),
     "residual first": lambda g, y, new: g.add(new("c", y.type.shape, y.type.dtype), y),
     "scaled residual": behind(residual(), times(-1.5)),
@@ -151,3 +152,8 @@ TAILS: dict[str, Tail] = {
     "residual bias relu": behind(residual(), vector(-1), relu),
 }
 """Work behind a product that the library's one formula covers, whatever the type."""
+
+
+def tail_for(dtype: gd.DType, name: str) -> Tail:
+    """The tail of that name; relu in place of gelu in float64, where the library's GELU is not exact enough."""
+    return TAILS[name.replace("gelu", "relu") if dtype == gd.float64 else name]

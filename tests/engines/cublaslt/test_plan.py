@@ -23,7 +23,18 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.runtime.device import HostDevice
 from tests.engines.cublaslt.fake import ACC_16F, ACC_32F, FMA, HMMA, IN_16F, IN_32F, IN_TF32, Fake, Listed
-from tests.engines.cublaslt.product import TAILS, Strided, draw, expected, memory_of, product, scale_of, vector, window
+from tests.engines.cublaslt.product import (
+    TAILS,
+    Strided,
+    draw,
+    expected,
+    memory_of,
+    product,
+    scale_of,
+    tail_for,
+    vector,
+    window,
+)
 
 STOCK = [
     Listed(66),
@@ -105,7 +116,7 @@ def test_descriptors_say_what_the_region_means(fake: Fake, case: str, tail: str,
 
 @pytest.mark.parametrize("dtype", [gd.bfloat16, gd.float32, gd.float64], ids=str)
 def test_types(fake: Fake, dtype: gd.DType, rng: np.random.Generator) -> None:
-    region = product(*CASES["batched"], dtype, TAILS["bias residual gelu"])
+    region = product(*CASES["batched"], dtype, tail_for(dtype, "bias residual gelu"))
     assert run(region, built(region), rng) <= {"bfloat16": 1.6e-2, "float32": 1e-5, "float64": 1e-12}[dtype.name]
 
 
