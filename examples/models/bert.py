@@ -96,6 +96,36 @@ def encoder_layer(
     return norm(g, fed + x, weights, f"{prefix}.output.LayerNorm", config.eps)
 
 
+LARGE = Config(hidden=1024, heads=16, layers=24, inner=4096)
+"""Sizes of BERT-large."""
+
+
+def random_layer_weights(seed: int, config: Config, dtype: gd.DType) -> dict[str, npt.NDArray[np.floating]]:
+    """Weights of one layer in `dtype`, without a prefix: matrices normal with variance 1 / fan-in, norms near 1."""
+    rng = np.random.default_rng(seed)
+    matrices = {f"attention.self.{part}": (config.hidden, config.hidden) for part in ("query", "key", "value")}
+    matrices["attention.output.dense"] = (config.hidden, config.hidden)
+    matrices["intermediate.dense"] = (config.inner, config.hidden)
+    matrices["output.dense"] = (config.hidden, config.inner)
+    weights = {}
+    for name, (outputs, inputs) in matrices.items():
+        drawn = rng.standard_normal((outputs, inputs), np.float32)
+        weights[f"{name}.weight"] = (drawn / np.float32(np.sqrt(inputs))).astype(dtype.numpy)
+        weights[f"{name}.bias"] = rng.uniform(-0.1, 0.1, outputs).astype(dtype.numpy)
+    for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+        weights[f"{name}.weight"] = rng.uniform(0.5, 1.5, config.hidden).astype(dtype.numpy)
+        weights[f"{name}.bias"] = rng.uniform(-0.1, 0.1, config.hidden).astype(dtype.numpy)
+    return weights
+
+
+def bert_layer(weights: Weights, batch: int, tokens: int, config: Config, dtype: gd.DType) -> gd.Graph:
+    """One layer on full sentences: input "x" (batch, tokens, hidden), output "y" of the same type."""
+    g = gd.GraphBuilder("bert_layer")
+    x = g.input("x", (batch, tokens, config.hidden), dtype)
+    prefixed = {f"layer.{name}": array for name, array in weights.items()}
+    return g.build({"y": encoder_layer(g, x, None, prefixed, "layer", config)})
+
+
 def sentence_encoder(
     weights: Weights, batch: int, tokens: int, dtype: gd.DType, config: Config | None = None
 ) -> gd.Graph:
