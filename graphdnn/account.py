@@ -77,6 +77,12 @@ class Decisions:
         names = {name: n.origins[0] for n in made for name in (n.name, *(v.name for v in n.results))}
         return {name: origin for name, origin in names.items() if name not in known}
 
+    @cached_property
+    def foreign_names(self) -> set[str]:
+        """Sources that passes made: constants that were folded or spelled out."""
+        graphs = {self.prepared, *(r.graph for r in self.expanded)}
+        return {name for g in graphs for name in g.constants} - set(self.graph.constants)
+
 
 def account(made: Decisions) -> CompileReport:
     """The report of one compilation."""
@@ -135,8 +141,10 @@ def in_user_words(made: Decisions, engine: str, region: Region, answer: Decline)
         answer = own if isinstance(own, Decline) and own.code is answer.code else answer
     names = made.user_names
     reason = NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", answer.reason)
-    fix = answer.fix
-    return replace(answer, reason=reason, fix=fix and replace(fix, target=names.get(fix.target, fix.target)))
+    fix = answer.fix and replace(answer.fix, target=names.get(answer.fix.target, answer.fix.target))
+    if fix is not None and fix.target in made.foreign_names:
+        fix = None  # nobody can change what a pass made
+    return replace(answer, reason=reason, fix=fix)
 
 
 def bid_engine(payload: object) -> str:

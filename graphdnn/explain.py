@@ -1,41 +1,54 @@
-"""The report as text, for a terminal: what runs, what it saves, and why the rest was not taken."""
+"""The report as text, for a terminal: what runs, what it saves, and why the rest was not taken.
+
+Of the many answers of the engines it shows those that teach something: changes that would be accepted, what failed or
+was ruled out, and why the next larger fusion is not taken.  All answers are in the report.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from io import StringIO
 
 from graphdnn.report import CandidateReport, CompileReport, RegionReport
 
-WIDTH = 120
-SHOWN_ALTERNATIVES = 6
+WIDTH = 250
+HEADINGS = ("region", "pattern", "engine and plan", "kernels", "estimate us", "read", "written")
+SHOWN_LINES = 4
+SHOWN_NAMES = 3
+SHOWN_CHANGES = 8
+CLOSE = 1.5
+"""Another engine for the same work is named up to this multiple of the chosen one's estimate."""
+
+TROUBLE = ("failed", "wrong", "conflict", "excluded")
+BESIDE_THE_POINT = ("op", "pattern")
+"""Codes that say no more than that an engine is for other work, where the set of nodes is that of the region."""
 
 
 def explain(report: CompileReport) -> str:
-    """A summary, a table of regions, then for each region the alternatives with their reason and fix."""
-    parts = [summary(report), table(report), *(reasons(r) for r in report.regions if r.alternatives)]
+    """A summary, a table of regions, why they are what they are (regions alike once), and what the passes did."""
+    parts = [summary(report), table(report), *grouped(report)]
     if report.promotions:
-        parts.append(
-            "promotions\n" + "\n".join(f"  {p.node}: {p.operand} {p.before} -> {p.after}" for p in report.promotions)
-        )
-    notes = [f"  {p.name}: {change}" for p in report.passes for change in p.changes]
-    notes += [
-        f"  {p.name}: not {r.rule} on {', '.join(r.nodes)}: {r.reason}" for p in report.passes for r in p.refusals
-    ]
-    if notes:
-        parts.append("passes\n" + "\n".join(notes))
+        lines = (f"  {p.node}: {p.operand} is {p.before} and is computed in {p.after}" for p in report.promotions)
+        parts.append("\n".join(("promotions", *lines)))
+    parts += passes(report)
+    parts.append(f"exe.report.candidates holds all {len(report.candidates)} answers of the engines")
     return "\n\n".join(parts)
 
 
 def summary(report: CompileReport) -> str:
     moved = report.read_bytes + report.written_bytes
     lines = [
-        f"graph {report.graph} for {report.target}: {report.kernel_count} kernels "
+        f"graph {report.graph} for {report.target}: {counted(report.kernel_count, 'kernel')} "
         f"(unfused {report.unfused_kernel_count}), {size(moved)} moved (unfused {size(report.unfused_bytes)}), "
         f"estimated {report.estimated_us:.1f} us",
         f"memory: arena {size(report.arena_bytes)}, peak {size(report.peak_bytes)}",
     ]
     if report.last_resort_count:
-        lines.append(f"{report.last_resort_count} regions run on last-resort kernels")
+        verb = "runs" if report.last_resort_count == 1 else "run"
+        lines.append(
+            f"{counted(report.last_resort_count, 'region')} {verb} on last-resort kernels, correct but not tuned"
+        )
     if not report.exact_cover:
         lines.append("the cover was found by a bounded search, not an exact one")
     return "\n".join(lines)
@@ -48,50 +61,120 @@ def table(report: CompileReport) -> str:
     from rich.table import Table
 
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in (
-        ("region", "left"),
-        ("pattern", "left"),
-        ("engine", "left"),
-        ("plan", "left"),
-        ("kernels", "right"),
-        ("estimate us", "right"),
-        ("read", "right"),
-        ("written", "right"),
-    ):
-        grid.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for heading in HEADINGS:
+        numeric = heading in ("kernels", "estimate us", "read", "written")
+        grid.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
     for r in report.regions:
-        engine = f"{r.engine} (last resort)" if r.last_resort else r.engine
-        grid.add_row(
-            r.name,
-            shorten(r.pattern),
-            engine,
-            r.plan,
-            str(r.kernels),
-            f"{r.estimated_us:.1f}",
-            size(r.read_bytes),
-            size(r.written_bytes),
-        )
+        engine = f"{r.engine} (last resort)" if r.last_resort else f"{r.engine} {r.plan}"
+        sizes = size(r.read_bytes), size(r.written_bytes)
+        grid.add_row(r.name, shorten(r.pattern, 40), engine, str(r.kernels), f"{r.estimated_us:.1f}", *sizes)
     out = StringIO()
     Console(file=out, width=WIDTH, color_system=None).print(grid)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines() if line.strip())
 
 
-def reasons(region: RegionReport) -> str:
-    """Why this region is what it is: the alternatives, the larger first."""
-    ranked = sorted(region.alternatives, key=lambda c: (-len(c.nodes), c.id))
-    lines = [f"{region.name}: {region.pattern} on {region.engine}"]
-    lines += [f"  {alternative(c)}" for c in ranked[:SHOWN_ALTERNATIVES]]
-    hidden = len(ranked) - SHOWN_ALTERNATIVES
-    if hidden > 0:
-        lines.append(f"  and {hidden} more in exe.report")
+@dataclass(frozen=True)
+class Lesson:
+    """One line under a region.  Lessons of two regions that differ in `text` only, with equal `kind`, are alike."""
+
+    rank: int
+    kind: tuple[str | None, ...]
+    text: str
+
+
+def grouped(report: CompileReport) -> list[str]:
+    """A paragraph for each kind of region that there is something to say about; what is alike is said once."""
+    groups: dict[object, list[tuple[RegionReport, list[Lesson]]]] = {}
+    said: set[str] = set()
+    for region in report.regions:
+        found = [one for one in lessons(region, report.regions) if one.rank or one.text not in said]
+        said.update(one.text for one in found)
+        if found:
+            key = (region.pattern, region.engine, tuple(one.kind for one in found))
+            groups.setdefault(key, []).append((region, found))
+    return [paragraph(group) for group in groups.values()]
+
+
+def paragraph(group: Sequence[tuple[RegionReport, list[Lesson]]]) -> str:
+    region, found = group[0]
+    lines = [f"{region.name}: {shorten(region.pattern)} on {region.engine} at {region.estimated_us:.1f} us"]
+    lines += [f"  {one.text}" for one in found]
+    others = [r.name for r, _ in group[1:]]
+    if others:
+        more = f", ... ({len(others)} in all)" if len(others) > SHOWN_NAMES else ""
+        lines.append(f"  likewise {', '.join(others[:SHOWN_NAMES])}{more}")
     return "\n".join(lines)
 
 
-def alternative(entry: CandidateReport) -> str:
-    cost = f" at {entry.estimated_us:.1f} us" if entry.estimated_us is not None else ""
-    fix = f"; {entry.fix.sentence}" if entry.fix else ""
-    code = f" [{entry.code}]" if entry.code else ""
-    return f"{entry.verdict}: {entry.engine} {shorten(entry.pattern)}{cost}{code} {entry.reason}{fix}".rstrip()
+def lessons(region: RegionReport, regions: Sequence[RegionReport]) -> list[Lesson]:
+    """What a user learns from a region's alternatives, the most useful first, a few at most."""
+    same = [c for c in region.alternatives if c.pattern == region.pattern and set(c.nodes) == set(region.nodes)]
+    larger = sorted((c for c in region.alternatives if encloses(c, region)), key=extent)
+    fixable = {(c.engine, c.fix.sentence): c for c in reversed((*same, *larger)) if c.fix and c.verdict == "declined"}
+    found = [lesson(0, c, c.fix.attribute if c.fix else None) for c in fixable.values()]
+    found += [lesson(1, c) for c in region.alternatives if c.verdict in TROUBLE]
+    found += [lesson(2, c) for c in same if c.verdict == "declined" and not c.fix and c.code not in BESIDE_THE_POINT]
+    found += next_larger(region, larger, regions)
+    close = [c for c in same if c.estimated_us is not None and c.estimated_us <= CLOSE * region.estimated_us]
+    found += [Lesson(4, ("close", c.engine), f"close: {c.engine} at {c.estimated_us:.1f} us") for c in close]
+    once = {one.text: one for one in sorted(found, key=lambda one: one.rank)}
+    return list(once.values())[:SHOWN_LINES]
+
+
+def extent(entry: CandidateReport) -> int:
+    return entry.pattern.count("+") + 1
+
+
+def encloses(entry: CandidateReport, region: RegionReport) -> bool:
+    """Whether a candidate holds a region and more, or is the composite op that the region is a part of."""
+    ops = region.pattern.split("+")
+    whole = extent(entry) == 1 and entry.pattern not in ops
+    return set(entry.nodes) >= set(region.nodes) and (whole or extent(entry) > len(ops))
+
+
+def lesson(rank: int, entry: CandidateReport, attribute: str | None = None) -> Lesson:
+    """An answer in words, with its verdict, engine, pattern and reason, and the change that would be accepted."""
+    text = f"{entry.verdict}: {entry.engine} {shorten(entry.pattern)}: {entry.reason}"
+    fix = f"\n    to have it: {entry.fix.sentence}" if entry.fix else ""
+    return Lesson(rank, (entry.verdict, entry.engine, entry.code, attribute), text + fix)
+
+
+def next_larger(
+    region: RegionReport, larger: Sequence[CandidateReport], regions: Sequence[RegionReport]
+) -> list[Lesson]:
+    """Why the region does not hold more: the cheapest larger one that lost, else the smallest that nobody takes."""
+    lost = sorted((c for c in larger if c.verdict == "slower"), key=lambda c: c.estimated_us or 0.0)
+    if lost:
+        best = lost[0]
+        parts = [r for r in regions if r.nodes and set(r.nodes) <= set(best.nodes)]
+        whole = sum(r.pattern.count("+") + 1 for r in parts) == extent(best)
+        against = (
+            f"; the {counted(len(parts), 'region')} in its place take {sum(r.estimated_us for r in parts):.1f} us"
+            if whole
+            else ""
+        )
+        text = f"slower: {best.engine} {shorten(best.pattern)} at {best.estimated_us:.1f} us{against}"
+        return [Lesson(3, ("slower", best.engine), text)]
+    refused = [c for c in larger if c.verdict == "declined" and not c.fix and extent(c) == extent(larger[0])]
+    refused.sort(key=lambda c: (c.code in BESIDE_THE_POINT, c.engine != region.engine))
+    return [lesson(3, c) for c in refused[:1]]
+
+
+def passes(report: CompileReport) -> list[str]:
+    """What each pass changed and nearly changed; what it did several times once, and long lists cut."""
+    paragraphs = []
+    for p in report.passes:
+        refusals = (f"not {r.rule} on {', '.join(r.nodes)}: {r.reason}" for r in p.refusals)
+        lines = [f"  {line}" for line in dict.fromkeys((*p.changes, *refusals))]
+        if len(lines) > SHOWN_CHANGES:
+            lines[SHOWN_CHANGES:] = [f"  and {len(lines) - SHOWN_CHANGES} more"]
+        if lines:
+            paragraphs.append("\n".join((f"pass {p.name}", *lines)))
+    return paragraphs
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def shorten(pattern: str, limit: int = 60) -> str:
