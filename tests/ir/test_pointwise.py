@@ -49,6 +49,7 @@ EXPECTED: dict[str, Callable[..., torch.Tensor]] = {
     "clip": lambda x: torch.clip(x, -0.5, 0.75),
     "relu_backward": through_autograd(functional.relu), "tanh_backward": at_result(torch.tanh, torch.atanh),
     "sigmoid_backward": at_result(torch.sigmoid, torch.logit),
+    "leaky_relu_backward": through_autograd(lambda x: functional.leaky_relu(x, 0.2)),
     "elu_backward": through_autograd(lambda x: functional.elu(x, 1.3)),
     "gelu_backward": through_autograd(functional.gelu),
     "gelu_tanh_backward": through_autograd(lambda x: functional.gelu(x, approximate="tanh")),
@@ -62,7 +63,8 @@ EXPECTED: dict[str, Callable[..., torch.Tensor]] = {
 """What PyTorch calls each function; parameters as in PARAMETERS."""
 
 PARAMETERS: dict[str, dict[str, object]] = {
-    "leaky_relu": {"negative_slope": 0.2}, "elu": {"alpha": 1.3}, "elu_backward": {"alpha": 1.3},
+    "leaky_relu": {"negative_slope": 0.2}, "leaky_relu_backward": {"negative_slope": 0.2},
+    "elu": {"alpha": 1.3}, "elu_backward": {"alpha": 1.3},
     "softplus": {"beta": 2.0}, "softplus_backward": {"beta": 2.0}, "swish": {"beta": 1.5},
     "swish_backward": {"beta": 1.5}, "clip": {"min": -0.5, "max": 0.75}, "gelu_tanh": {"approximate": "tanh"},
     "gelu_tanh_backward": {"approximate": "tanh"},

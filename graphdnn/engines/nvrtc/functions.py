@@ -81,6 +81,7 @@ ROWS: dict[str, Row] = {
     "relu_backward": Row("{1} > ({T})0 ? {0} : ({T})0"),
     "tanh_backward": Row("{0} * (({T})1 - {1} * {1})"),
     "sigmoid_backward": Row("{0} * {1} * (({T})1 - {1})"),
+    "leaky_relu_backward": Row("{1} < ({T})0 ? {p0} * {0} : {0}"),
     "elu_backward": Row("{0} * ({1} < ({T})0 ? {p0} * exp{f}({1}) : ({T})1)"),
     "gelu_backward": Row("{0} * (" + _at_x(ERF_HALF) + " + {1} * " + NORMAL_DENSITY + ")"),
     "gelu_tanh_backward": Row(

@@ -87,6 +87,13 @@ class PointwiseMethods(BuilderCore):
         """x where x >= 0, negative_slope * x elsewhere."""
         return self._add(Pointwise(fn="leaky_relu", parameters=(float(negative_slope),)), x, name=name)[0]
 
+    def leaky_relu_backward(
+        self, dy: Value, x: Value, *, negative_slope: float = 0.01, name: str | None = None
+    ) -> Value:
+        """dy where x >= 0, negative_slope * dy elsewhere."""
+        op = Pointwise(fn="leaky_relu_backward", parameters=(float(negative_slope),))
+        return self._add(op, dy, x, name=name)[0]
+
     def elu(self, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
         """x where x >= 0, alpha * (e ** x - 1) elsewhere."""
         return self._add(Pointwise(fn="elu", parameters=(float(alpha),)), x, name=name)[0]

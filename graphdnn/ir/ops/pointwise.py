@@ -172,6 +172,13 @@ FUNCTIONS: dict[str, Fn] = {
     ),
     "tanh_backward": Fn(2, lambda dy, y: dy * (1 - y * y), "dy * (1 - y * y), y = tanh(x)", takes="float"),
     "sigmoid_backward": Fn(2, lambda dy, y: dy * y * (1 - y), "dy * y * (1 - y), y = sigmoid(x)", takes="float"),
+    "leaky_relu_backward": Fn(
+        2,
+        lambda dy, x, slope: np.where(x < 0, slope * dy, dy),
+        "dy where x >= 0, negative_slope * dy elsewhere",
+        (("negative_slope", 0.01),),
+        takes="float",
+    ),
     "elu_backward": Fn(
         2,
         lambda dy, x, alpha: dy * np.where(x < 0, alpha * np.exp(x), 1).astype(x.dtype),

@@ -29,6 +29,7 @@ DOMAIN = {"float": gd.float32, "number": gd.float32, "integer": gd.int32, "bool"
 
 PARAMETERS: dict[str, dict[str, float]] = {
     "leaky_relu": {"negative_slope": 0.2},
+    "leaky_relu_backward": {"negative_slope": 0.3},
     "elu": {"alpha": 1.3},
     "elu_backward": {"alpha": 0.7},
     "softplus": {"beta": 2.0},

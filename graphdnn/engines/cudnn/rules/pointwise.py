@@ -173,6 +173,10 @@ def _swish_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, .
     return emit.graph.swish_backward(operands[0], operands[1], swish_beta=parameters[0])
 
 
+def _leaky_relu_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+    return emit.graph.leaky_relu_backward(operands[0], operands[1], negative_slope=parameters[0])
+
+
 def _elu_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """dy * alpha * exp(x) below 0, dy elsewhere."""
     (dy, x), (alpha,) = operands, parameters
@@ -203,6 +207,7 @@ COMPOSED: dict[str, Composed] = {
     "sigmoid_backward": _sigmoid_backward,
     "silu_backward": _silu_backward,
     "swish_backward": _swish_backward,
+    "leaky_relu_backward": _leaky_relu_backward,
     "elu_backward": _elu_backward,
     "softplus_backward": _softplus_backward,
 }
