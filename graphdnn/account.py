@@ -117,28 +117,37 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
     chosen = {(offer.region, bid_engine(offer.payload)) for offer in made.cover.picks}
     conflicts = {(offer.region, bid_engine(offer.payload)): reason for offer, reason in made.cover.conflicts}
     candidates: list[tuple[Region, CandidateReport]] = []
+    seen: set[str] = set()
     for region in (*(p.region for p in made.proposals), *made.expanded):
+        is_first = region.key not in seen
+        seen.add(region.key)
         for engine, answer in made.desk.answers(region).items():
             key = (region, engine)
             id = f"c{len(candidates)}"
             if isinstance(answer, Support):
                 entry = accepted(id, engine, region, answer, made.desk, key in chosen, conflicts.get(key))
             else:
-                entry = refused(id, engine, region, in_user_words(made, engine, region, answer), made.desk)
+                own = answer if is_first else own_answer(made.desk, engine, region, answer)
+                entry = refused(id, engine, region, in_user_words(made, own), made.desk)
             candidates.append((region, entry))
     return candidates
 
 
-def in_user_words(made: Decisions, engine: str, region: Region, answer: Decline) -> Decline:
-    """A "no" about this very region, naming the user's nodes.
+def own_answer(desk: Desk, engine: str, region: Region, shared: Decline) -> Decline:
+    """A "no" that names this region's nodes.
 
     Equal regions share one answer, which names the nodes of whichever was asked about first; so the engine is asked
-    again, unless the answer is not about nodes but comes from an option or from a plan that failed.
+    again, unless the answer names no node because an option or a failed plan is the reason.
     """
-    if answer.code not in (Code.OPTION, Code.BUILD, Code.RUN):
-        by_name = {e.name: e for e in made.desk.engines}
-        own = by_name[engine].supports(region, made.desk.target, made.desk.policy)
-        answer = own if isinstance(own, Decline) and own.code is answer.code else answer
+    if shared.code in (Code.OPTION, Code.BUILD, Code.RUN):
+        return shared
+    by_name = {e.name: e for e in desk.engines}
+    own = by_name[engine].supports(region, desk.target, desk.policy)
+    return shared if isinstance(own, Support) else own
+
+
+def in_user_words(made: Decisions, answer: Decline) -> Decline:
+    """A "no" that names the user's nodes where it names those that passes made of them."""
     names = made.user_names
     reason = NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", answer.reason)
     fix = answer.fix and replace(answer.fix, target=names.get(answer.fix.target, answer.fix.target))

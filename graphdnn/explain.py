@@ -155,7 +155,9 @@ def next_larger(
         )
         text = f"slower: {best.engine} {shorten(best.pattern)} at {best.estimated_us:.1f} us{against}"
         return [Lesson(3, ("slower", best.engine), text)]
-    refused = [c for c in larger if c.verdict == "declined" and not c.fix and extent(c) == extent(larger[0])]
+    refused = [c for c in larger if c.verdict == "declined" and extent(c) == extent(larger[0])]
+    if any(c.fix for c in refused):
+        return []
     refused.sort(key=lambda c: (c.code in BESIDE_THE_POINT, c.engine != region.engine))
     return [lesson(3, c) for c in refused[:1]]
 
