@@ -138,7 +138,7 @@ def constant_model(name: str, payload: Payload) -> ConstantModel:
     type = type_model(payload.type)
     if payload.type.nbytes > INLINE_BYTES or not payload.has_data:
         return ConstantModel(name=name, type=type, sha256=payload.digest)
-    array = np.ascontiguousarray(payload.array())
+    array = payload.array()
     data = base64.b64encode(array.tobytes()).decode()
     return ConstantModel(name=name, type=type, sha256=content_digest(array), data=data)
 

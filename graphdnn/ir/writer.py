@@ -100,6 +100,10 @@ class GraphWriter:
         output_strides: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Graph:
         """The frozen graph.  Raises GraphError naming the first violated invariant."""
+        layouts = {
+            name: outputs[name].type.with_strides(strides).layout if name in outputs else strides
+            for name, strides in (output_strides or {}).items()
+        }
         graph = Graph(
             self.name,
             tuple(self.nodes),
@@ -109,7 +113,7 @@ class GraphWriter:
             outputs,
             self.states,
             updates or {},
-            output_strides or {},
+            layouts,
         )
         verify(graph)
         return graph

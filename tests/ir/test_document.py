@@ -120,6 +120,20 @@ def test_names_numbers_origins_and_decided_strides() -> None:
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
+def test_a_scalar_constant_comes_back() -> None:
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.mul(g.input("x", (3,), gd.float32), g.constant(np.float32(2.5)))})
+    again = gd.Graph.from_json(graph.to_json())
+    np.testing.assert_array_equal(gd.evaluate(again, {"x": np.ones(3, np.float32)})["y"], [2.5] * 3)
+
+
+def test_declared_strides_of_short_axes_come_back() -> None:
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.relu(g.input("x", (3, 1, 2), gd.float32))}, strides={"y": (7, 5, 1)})
+    assert graph.output_strides["y"] == (7, 2, 1)
+    assert gd.Graph.from_json(graph.to_json()).to_json() == graph.to_json()
+
+
 def test_constants_are_given_by_name(rng: Rng) -> None:
     graph = block(rng)
     w = graph.payloads["w"].array()
