@@ -54,6 +54,10 @@ def test_squeeze_and_unsqueeze() -> None:
     np.testing.assert_array_equal(run(lambda g, v: g.unsqueeze(v, (0, -1, 2)), x), np.expand_dims(x, (0, -1, 2)))
 
 
+def test_pad_of_a_scalar_is_itself() -> None:
+    np.testing.assert_array_equal(run(lambda g, v: g.pad(v, (), value=7), np.float32(3)), np.float32(3))
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_concat_and_split(axis: int, rng: Rng) -> None:
     sizes = (3, 1, 5)

@@ -275,7 +275,7 @@ class GroupNorm(Norm):
 
     def expand(self, make: Make, x: Value, scale: Value, bias: Value) -> tuple[Value, ...]:  # type: ignore[override]
         shape = self.grouped(x.type.shape)
-        y = expand_standardized(make, reshaped(make, x, shape), tuple(range(2, len(shape))), self.eps)
+        y = expand_standardized(make, make(Reshape(shape=shape), x), tuple(range(2, len(shape))), self.eps)
         y = expand_affine(make, y, {"scale": scale, "bias": bias}, kept(shape, (1, 2)))
         return (make(Reshape(shape=x.type.shape), narrowed(make, y, x.type.dtype)),)
 

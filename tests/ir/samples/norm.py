@@ -92,4 +92,5 @@ SAMPLES = [
     by_channel("group_norm", (2, 6, 7), gd.float16, groups=1),
     by_channel("group_norm", (3, 8), gd.float32, groups=4),
     by_channel("group_norm", (1, 4, 3, 5), gd.bfloat16, gd.float32, groups=4),
+    by_channel("group_norm", (1, 6, 3, 5), gd.float32, groups=1),
 ]
