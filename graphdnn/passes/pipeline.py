@@ -1,8 +1,8 @@
 """The passes in their order, and what each of them changed.
 
-The order: types first (promote), then fewer and canonical nodes, then larger ops (raise), then fewer of them (fold),
-then ops that some engine takes (complete, expand), views out of the way of pointwise ops (sink), and layouts last, when
-the nodes to lay out are known.
+The order: no dead nodes (prune: engines are never asked about a region without results), types (promote), then fewer
+and canonical nodes, then larger ops (raise), then fewer of them (fold), then ops that some engine takes (complete,
+expand), views out of the way of pointwise ops (sink), and layouts last, when the nodes to lay out are known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
-from graphdnn.passes.cleanup import canonicalize
+from graphdnn.passes.cleanup import canonicalize, drop_dead
 from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
@@ -43,6 +43,7 @@ class PassRecord:
 def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Graph, tuple[PassRecord, ...]]:
     """The graph ready for fusion, every value with strides, and the record of each pass."""
     passes: tuple[tuple[str, Callable[[Graph], Rewritten]], ...] = (
+        ("prune", drop_dead),
         ("promote", promote),
         ("canonicalize", canonicalize),
         ("raise", raise_ops),
