@@ -62,6 +62,9 @@ MEASURED: dict[str, tuple[Callable[[], Region], float]] = {
     "7x7 on 4 channels": (
         lambda: convolution((32, 4, 224, 224), 64, (7, 7), padding=3, stride=2, finish=biased), 67.1
     ),
+    "7x7 on 8 channels": (
+        lambda: convolution((32, 8, 224, 224), 64, (7, 7), padding=3, stride=2, finish=biased), 174.2
+    ),
     "depthwise 7x7, 384": (depthwise(64, 384, 14, 7), 842),
     "depthwise 7x7, 96": (depthwise(64, 96, 56, 7), 2027),
     "depthwise 5x5, 240": (depthwise(32, 240, 28, 5), 320),
@@ -106,3 +109,13 @@ def test_depthwise_is_estimated_far_above_the_bytes() -> None:
     answer = CudnnEngine().supports(MEASURED["depthwise 7x7, 384"][0](), H200, Policy())
     assert isinstance(answer, Support)
     assert any("slower" in note for note in answer.notes)
+
+
+def test_four_channels_cost_least_in_a_first_convolution() -> None:
+    three, four, eight = (
+        CudnnEngine().supports(MEASURED[f"7x7 on {n} channels"][0](), H200, Policy()) for n in (3, 4, 8)
+    )
+    assert isinstance(three, Support)
+    assert isinstance(four, Support)
+    assert isinstance(eight, Support)
+    assert 1.25 * four.estimated_us < three.estimated_us < eight.estimated_us
