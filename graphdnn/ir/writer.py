@@ -76,8 +76,9 @@ class GraphWriter:
         except GraphError as error:
             wanted = name or stem or op.label
             # An unnamed node is called what its op calls itself.
-            said = str(error)
-            raise GraphError(said if said.startswith(f"{wanted}:") else f"{wanted}: {said}") from None
+            said = str(error) if str(error).startswith(f"{wanted}:") else f"{wanted}: {error}"
+            read = ", ".join(map(str, values))
+            raise GraphError(f"{said}; its operands are {read}" if values else said) from None
         claimed = self.claim(name, stem or op.label)
         if len(inferred) == 1:
             results: tuple[Value, ...] = (Value(claimed, inferred[0], owner=self.owner),)
