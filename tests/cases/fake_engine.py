@@ -1,0 +1,49 @@
+"""An engine whose plans go wrong in the ways that real ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
+from graphdnn.engines.reference import ReferencePlan
+from graphdnn.errors import ExecutionError
+from graphdnn.ir.region import Region
+from graphdnn.target import Target
+
+
+@dataclass(frozen=True)
+class Faulting:
+    """A plan that builds and dies on its first run."""
+
+    workspace_bytes: int = 512
+
+    def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
+        raise ExecutionError("the device reports an illegal memory access")
+
+
+class FakeEngine:
+    """Takes every region at no cost with the plans that `PLANS` names: "declines", "build", "run" or "good"."""
+
+    name = "fake"
+    PLANS: ClassVar[tuple[str, ...]] = ("good",)
+    BUILT: ClassVar[list[str]] = []
+
+    def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
+        if self.PLANS == ("declines",):
+            return Decline(Code.PATTERN, f"fake does not take {region.pattern}")
+        return Support(0.0, "as each node's type")
+
+    def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
+        return [
+            Candidate(self.name, region, f"plan{i}", 0, "as each node's type", recipe=kind)
+            for i, kind in enumerate(self.PLANS)
+        ]
+
+    def build(self, candidate: Candidate, device: Device) -> DevicePlan | HostPlan | Decline:
+        self.BUILT.append(candidate.name)
+        if candidate.recipe == "build":
+            return Decline(Code.BUILD, f"{candidate.name} needs 300 registers")
+        return Faulting() if candidate.recipe == "run" else ReferencePlan(candidate.region)
