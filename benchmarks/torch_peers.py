@@ -25,7 +25,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 def tensor(array: Array, device: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A numpy array (bfloat16 through ml_dtypes too) as a tensor on `device`, in its own type unless another is named."""
+    """A numpy array (bfloat16 through ml_dtypes too) on `device`, in its own type unless another is named."""
     array = np.ascontiguousarray(array)
     if array.dtype.name == "bfloat16":
         made = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
