@@ -10,7 +10,7 @@ from math import ceil, prod
 
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy
-from graphdnn.engines.cudnn.limits import convolution_class, lies_channels_last
+from graphdnn.engines.cudnn.limits import convolution_class, ieee_float32, lies_channels_last
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
@@ -31,8 +31,8 @@ BANDWIDTH: dict[str, float] = {"conv": 0.6, "matmul": 0.85, "norm": 0.8, "attent
 ODD_ROWS = 0.5
 """Further share for norms whose rows are no multiple of 64."""
 
-UNALIGNED: tuple[tuple[int, float], ...] = ((8, 1.0), (4, 0.55), (1, 0.35))
-"""Share of the matrix rate by the largest number that divides the input channels (7x7 with 3: 0.3, with 4: 0.5)."""
+UNALIGNED: tuple[tuple[int, float], ...] = ((8, 1.0), (4, 0.36), (1, 0.2))
+"""Share of the matrix units' rate by the largest number that divides the input channels."""
 
 CHANNEL_BLOCK = 32
 """Input channels in eights are multiplied in whole blocks of so many at each tap: 7x7 on 8 channels took 174 us, on 4,
@@ -54,8 +54,18 @@ HEAD_SHARE: tuple[tuple[int, float], ...] = ((128, 0.78), (64, 0.6), (1, 0.4))
 QUERIES = 128
 """Rows of queries that one thread block of attention works on."""
 
-IEEE_SHARE = 0.35
-"""Share of the float32 rate that convolutions without TF32 reach."""
+IEEE_SHARE = 0.75
+"""Share of the float32 rate that convolutions without TF32 reach, on top of the tile's; a guess, not measured."""
+
+PROLOGUE_SHARE = 0.6
+"""Share of the rate that is left where an operand is computed on its way to the matrix units, instead of being copied
+past the registers; a guess, not measured."""
+
+TILE = 128
+"""Rows or columns of a tile, for each of which a prologue is computed anew."""
+
+PLAIN = 0.5
+"""Arithmetic of one element of any pointwise function, in special-function operations."""
 
 CONVERTED_BYTES = 2
 """How often a tensor that is not channels-last moves again, when a plan converts it: once read, once written."""
@@ -129,7 +139,7 @@ def convolution_us(node: Node, target: Target, policy: Policy) -> float:
     channels = x[1] // op.groups
     if op.groups > 1 and channels < NARROW_GROUP:
         return 1e6 * node.flops / (DEPTHWISE_RATE if max(op.stride) == 1 else DEPTHWISE_STRIDED_RATE)
-    share = next(s for n, s in UNALIGNED if channels % n == 0)
+    share = 1.0 if ieee_float32(node, policy) else next(s for n, s in UNALIGNED if channels % n == 0)
     return tiled_us(in_blocks(node), target, matrix_rate(node, target, policy) * share)
 
 
@@ -152,12 +162,34 @@ def attention_us(node: Node, target: Target) -> float:
     return 1e6 * node.flops * padded / (target.rate(node.operands[0].type.dtype.name) * share * filled)
 
 
+def prologue_us(anatomy: Anatomy, target: Target) -> float:
+    """Pointwise work on the operands of matrix work: done anew for each tile across the operand, at each tap."""
+    graph, total = anatomy.region.graph, 0.0
+    for anchor in anatomy.anchors:
+        if not isinstance(anchor.op, Conv | ConvTranspose | MatMul):
+            continue
+        product = product_of(anchor)
+        for value, extent, across in zip(anchor.operands, (product.m, product.n), (product.n, product.m), strict=False):
+            maker = graph.producer.get(value)
+            if maker is None or maker not in anatomy.before:
+                continue
+            nodes = [n for n in anatomy.before if n is maker or graph.ancestors[maker] >> graph.position[n] & 1]
+            elements = product.count * extent * product.k * ceil(across / TILE)
+            total += elements * sum(PLAIN + special(n) for n in nodes) / target.rate("special")
+    return 1e6 * total
+
+
+def special(node: Node) -> float:
+    """Special-function operations of one element of a pointwise node."""
+    assert isinstance(node.op, Elementwise)
+    return SPECIAL.get(node.op.function, 0)
+
+
 def epilogue_us(anatomy: Anatomy, target: Target) -> float:
     """Special functions, which come on top of the matrix work."""
     total = 0.0
-    for node in anatomy.pointwise:
-        assert isinstance(node.op, Elementwise)
-        total += SPECIAL.get(node.op.function, 0) * node.result.type.size / target.rate("special")
+    for node in anatomy.after if anatomy.has(*CONVOLUTIONS, MatMul) else anatomy.pointwise:
+        total += special(node) * node.result.type.size / target.rate("special")
     return 1e6 * total
 
 
@@ -189,6 +221,9 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     if len(anatomy.anchors) == 2:
         arithmetic /= TWO_PRODUCTS
         notes.append("plans of two products differ tenfold, and the one that heuristics put first may be the slowest")
+    if anatomy.before and anatomy.has(*CONVOLUTIONS, MatMul):
+        arithmetic = arithmetic / PROLOGUE_SHARE + prologue_us(anatomy, target)
+        notes.append("what stands before the matrix work is computed anew for each tile")
     memory = 1e6 * moved / (target.bandwidth * reach)
     microseconds = target.launch_us + FIXED_US + max(arithmetic + epilogue_us(anatomy, target), memory)
     return Support(microseconds, precision_of(anatomy, policy), workspace_bytes=0, notes=tuple(notes))

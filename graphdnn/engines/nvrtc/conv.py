@@ -9,20 +9,20 @@ from __future__ import annotations
 from math import prod
 
 from graphdnn.answer import Decline
-from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, split_index
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, buffers, parameters
 from graphdnn.engines.nvrtc.tiling import (
+    Fetching,
     Product,
     Tiling,
-    arithmetic_us,
     best_tiling,
     constants,
     dense_vector,
     each_sum,
     sum_as_result,
     tiled_kernel,
+    tiled_us,
 )
 from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.region import Region
@@ -30,6 +30,9 @@ from graphdnn.ir.types import promote, row_major
 from graphdnn.target import Target
 
 Sizes = tuple[int, ...]
+
+TAP_INSTRUCTIONS = 24
+"""What finding a group's tap and address takes, and whether it lies inside."""
 
 
 def takes(region: Region) -> Decline | None:
@@ -55,10 +58,9 @@ def estimate(region: Region, target: Target) -> float:
     parts = anchor_with_epilogue(region)
     assert isinstance(parts, Anchored)
     product = product_of(parts)
-    # Finding a tap's address costs about as much again where a tile has few columns to share it.
-    arithmetic = 1.3 * arithmetic_us(product, best_tiling(product, target), target)
-    memory = roofline_us(region, target, efficiency=Efficiency(bandwidth=0.6, matrix=1.0))
-    return max(memory, target.launch_us + arithmetic)
+    tiling = best_tiling(product, target)
+    _, _, wide_x, wide_w = operand_fetches(parts, product, tiling)
+    return tiled_us(region, product, tiling, target, Fetching(TAP_INSTRUCTIONS, wide_x, wide_w))
 
 
 def generate(region: Region, target: Target) -> Recipe:
@@ -101,34 +103,32 @@ def window_constants(parts: Anchored) -> list[str]:
     ]
 
 
+def operand_fetches(parts: Anchored, product: Product, tiling: Tiling) -> tuple[bool, bool, int, int]:
+    """Whether x and w are fetched along k (x: along its channels), and how many elements of each at once."""
+    x, w = parts.anchor.operand_types
+    channels = w.shape[1]
+    inner = x.layout[1] == 1 and channels > 1
+    share, most = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)], tiling.most_fetched
+    x_others = (x.layout[0], *x.layout[2:], channels)
+    wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], most) if inner else 1
+    group_step = product.n * w.layout[0]
+    if inner and w.layout[1] == 1:
+        w_others, extent = (w.layout[0], *w.layout[2:], group_step), channels
+    elif not inner and w.layout[1:] == row_major(w.shape)[1:]:
+        w_others, extent = (w.layout[0], group_step), product.k
+    elif w.layout[0] == 1:
+        w_others = (*w.layout[1:], group_step)
+        return inner, False, wide_x, dense_vector(1, w_others, product.n, w.dtype.itemsize, share[1], most)
+    else:
+        return inner, True, wide_x, 1
+    return inner, True, wide_x, dense_vector(1, w_others, extent, w.dtype.itemsize, share[1], most)
+
+
 def operand_constants(parts: Anchored, product: Product, tiling: Tiling) -> list[str]:
     """Strides of both operands and how their tiles are fetched, as C++ constants."""
     x, w = parts.anchor.operand_types
     channels = w.shape[1]
-    inner = x.layout[1] == 1 and channels > 1
-    x_others = (x.layout[0], *x.layout[2:], channels)
-    share = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)]
-    wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], tiling.most_fetched) if inner else 1
-    group_step = product.n * w.layout[0]
-    if inner and w.layout[1] == 1:
-        along_k, wide_w = (
-            True,
-            dense_vector(
-                1, (w.layout[0], *w.layout[2:], group_step), channels, w.dtype.itemsize, share[1], tiling.most_fetched
-            ),
-        )
-    elif not inner and w.layout[1:] == row_major(w.shape)[1:]:
-        along_k, wide_w = (
-            True,
-            dense_vector(1, (w.layout[0], group_step), product.k, w.dtype.itemsize, share[1], tiling.most_fetched),
-        )
-    elif w.layout[0] == 1:
-        along_k, wide_w = (
-            False,
-            dense_vector(1, (*w.layout[1:], group_step), product.n, w.dtype.itemsize, share[1], tiling.most_fetched),
-        )
-    else:
-        along_k, wide_w = True, 1
+    inner, along_k, wide_x, wide_w = operand_fetches(parts, product, tiling)
     flags = {"CHANNELS_INNER": inner, "A_ALONG_K": inner, "B_ALONG_K": along_k}
     return [
         f"constexpr int CG = {channels}, VA = {wide_x}, VB = {wide_w};",

@@ -7,27 +7,33 @@ what float32 runs on in IEEE arithmetic where no library promises it.
 from __future__ import annotations
 
 from graphdnn.answer import Decline
-from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
 from graphdnn.engines.nvrtc.placement import placed_strides, right_aligned
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, buffers, parameters
 from graphdnn.engines.nvrtc.tiling import (
+    Fetching,
     Product,
     Tiling,
-    arithmetic_us,
     best_tiling,
     constants,
     dense_vector,
     each_sum,
     sum_as_result,
     tiled_kernel,
+    tiled_us,
 )
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import promote
 from graphdnn.target import Target
+
+Sizes = tuple[int, ...]
+Walk = tuple[Sizes, Sizes]
+
+INSTRUCTIONS = 8
+"""What finding a group's address takes, and whether it lies inside."""
 
 
 def takes(region: Region) -> Decline | None:
@@ -45,9 +51,14 @@ def estimate(region: Region, target: Target) -> float:
     parts = anchor_with_epilogue(region)
     assert isinstance(parts, Anchored)
     product = product_of(parts)
-    arithmetic = arithmetic_us(product, best_tiling(product, target), target)
-    memory = roofline_us(region, target, efficiency=Efficiency(bandwidth=0.6, matrix=1.0))
-    return max(memory, target.launch_us + arithmetic)
+    tiling = best_tiling(product, target)
+    (_, wide_a), (_, wide_b) = (
+        operand_fetch(across, strides, extents, v.type.dtype.itemsize, tiling)
+        for v, across, (strides, extents) in zip(
+            parts.anchor.operands, tiling.block, walks(parts, product), strict=False
+        )
+    )
+    return tiled_us(region, product, tiling, target, Fetching(INSTRUCTIONS, wide_a, wide_b))
 
 
 def generate(region: Region, target: Target) -> Recipe:
@@ -65,24 +76,32 @@ def generate(region: Region, target: Target) -> Recipe:
     return Recipe(f"matmul_{'x'.join(map(str, tiling.block))}", (kernel,))
 
 
-def operand_constants(
-    name: str, across: int, strides: tuple[int, ...], extents: tuple[int, int], itemsize: int, tiling: Tiling
-) -> str:
-    """C++ constants of one operand: strides (across the tile, along k), how it is fetched.
+def walks(parts: Anchored, product: Product) -> tuple[Walk, Walk]:
+    """How A and B lie: strides (those of the batch, across the tile, along k), and the extents of the last two."""
+    a, b = parts.anchor.operands
+    strides_a = (*batch_strides(a, product.batch), *a.type.layout[-2:])
+    strides_b = (*batch_strides(b, product.batch), b.type.layout[-1], b.type.layout[-2])
+    return (strides_a, (product.m, product.k)), (strides_b, (product.n, product.k))
 
-    `strides` end with (across, k), `extents` are those of the two axes; the rest of the strides are the batch's.
-    """
+
+def operand_fetch(across: int, strides: Sizes, extents: Sizes, itemsize: int, tiling: Tiling) -> tuple[bool, int]:
+    """Whether a tile `across` wide is fetched along k, and how many elements at once; `walks` gives the rest."""
     *batch, step, step_k = strides
-    along_k = step_k == 1 and step != 1
     share = across * tiling.block[2] // tiling.threads
-    vector = (
-        dense_vector(step_k, (*batch, step), extents[1], itemsize, min(share, tiling.block[2]), tiling.most_fetched)
-        if along_k
-        else dense_vector(step, (*batch, step_k), extents[0], itemsize, share, tiling.most_fetched)
-    )
+    most = tiling.most_fetched
+    if step_k == 1 and step != 1:
+        share = min(share, tiling.block[2])
+        return True, dense_vector(step_k, (*batch, step), extents[1], itemsize, share, most)
+    return False, dense_vector(step, (*batch, step_k), extents[0], itemsize, share, most)
+
+
+def operand_constants(name: str, across: int, walk: Walk, itemsize: int, tiling: Tiling) -> str:
+    """C++ constants of one operand: strides (across the tile, along k), how it is fetched."""
+    strides, extents = walk
+    along_k, vector = operand_fetch(across, strides, extents, itemsize, tiling)
     axis = "M" if name == "A" else "N"
     return (
-        f"constexpr Index {name}_{axis} = {step}, {name}_K = {step_k};\n"
+        f"constexpr Index {name}_{axis} = {strides[-2]}, {name}_K = {strides[-1]};\n"
         f"constexpr int V{name} = {vector};\nconstexpr bool {name}_ALONG_K = {str(along_k).lower()};"
     )
 
@@ -99,16 +118,15 @@ def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) ->
     epilogue = epilogue_of(region, parts, sum_as_result(parts))
     small = max(a.type.extent, b.type.extent) <= LARGEST_INT and epilogue.fits_int
     batch_a, batch_b = (batch_strides(v, product.batch) for v in (a, b))
-    strides_a = (*batch_a, *a.type.layout[-2:])
-    strides_b = (*batch_b, b.type.layout[-1], b.type.layout[-2])
+    walk_a, walk_b = walks(parts, product)
     names = [f"i{axis}" for axis in range(len(product.batch) + 2)]
     *batch, row, column = names
     tiles_m, tiles_n = -(-product.m // tiling.block[0]), -(-product.n // tiling.block[1])
     slot = buffers(region)
     head = [
         constants(product, tiling, (a.type.dtype, b.type.dtype), "int" if small else "i64"),
-        operand_constants("A", tiling.block[0], strides_a, (product.m, product.k), a.type.dtype.itemsize, tiling),
-        operand_constants("B", tiling.block[1], strides_b, (product.n, product.k), b.type.dtype.itemsize, tiling),
+        operand_constants("A", tiling.block[0], walk_a, a.type.dtype.itemsize, tiling),
+        operand_constants("B", tiling.block[1], walk_b, b.type.dtype.itemsize, tiling),
     ]
     place = [
         f"const int tile_n = blockIdx.x % {tiles_n}, tile_m = blockIdx.x / {tiles_n} % {tiles_m};",

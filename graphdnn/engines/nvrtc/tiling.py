@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.emit import prelude, storage, template
 from graphdnn.engines.nvrtc.epilogue import Epilogue
 from graphdnn.engines.nvrtc.recipe import Anchored
+from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType
 from graphdnn.target import Target
 
@@ -44,17 +46,29 @@ class Tiling:
 
 
 TILINGS = (
-    Tiling((128, 128, 8), (8, 8), 0.70),
-    Tiling((64, 64, 16), (4, 4), 0.50),
-    Tiling((32, 32, 32), (2, 4), 0.25),
-    Tiling((16, 128, 16), (2, 8), 0.25),
-    Tiling((128, 8, 16), (4, 2), 0.15),
+    Tiling((128, 128, 8), (8, 8), 0.60),
+    Tiling((64, 64, 16), (4, 4), 0.42),
+    Tiling((32, 32, 32), (2, 4), 0.12),
+    Tiling((16, 128, 16), (2, 8), 0.12),
+    Tiling((128, 8, 16), (4, 2), 0.055),
 )
 """Largest first, then those for products with few rows or columns.  A larger tile reads each operand fewer times, a
-smaller one leaves no core without work."""
+smaller one leaves no core without work; of the small ones a block takes about as long as a library's of 64 x 64."""
 
 MATRIX_TILINGS = (Tiling((128, 128, 32), (8, 8), 0.30, matrix=True), Tiling((64, 64, 32), (4, 8), 0.15, matrix=True))
 """For operands that are both float16 or both bfloat16."""
+
+BANDWIDTH = 0.4
+"""Part of the copy bandwidth: each block waits for its first elements, and stores by twos or fours."""
+
+START_US = 3.0
+"""From the launch to the first product and from the last one to the end: what the smallest products take."""
+
+STEP_US = 0.8
+"""Least time from one step along k to the next: the elements of the next one come from memory meanwhile."""
+
+RESIDENT = 2
+"""Blocks of one multiprocessor that work at once and hide one another's waiting."""
 
 PLAIN = {"float64": 0.5, "int32": 0.5, "int64": 0.1}
 """Rate of multiply-adds outside the matrix units, as part of float32's, by the type that is accumulated in."""
@@ -81,12 +95,37 @@ class Product:
         return prod(self.batch) * -(-self.m // tiling.block[0]) * -(-self.n // tiling.block[1])
 
 
-def arithmetic_us(product: Product, tiling: Tiling, target: Target) -> float:
-    """Time of the waves of blocks; a block has its core to itself, as far as arithmetic goes."""
-    m, n, _ = tiling.block
-    waves = -(-product.blocks(tiling) // target.sm_count)
+@dataclass(frozen=True)
+class Fetching:
+    """How a tile's elements are found: instructions for each group, and the elements of a group of A and of B."""
+
+    instructions: int
+    a: int
+    b: int
+
+
+USUAL = Fetching(8, 4, 4)
+"""What tilings are chosen by."""
+
+
+def product_us(product: Product, tiling: Tiling, target: Target, fetching: Fetching = USUAL) -> float:
+    """Time of the waves of blocks, each going through k step by step."""
+    m, n, k = tiling.block
     rate = target.rate(product.dtype.name) if tiling.matrix else plain_rate(product.dtype, target)
-    return 1e6 * waves * 2 * m * n * product.k / (rate * tiling.reach / target.sm_count)
+    step = 2 * m * n * k / (rate * tiling.reach)
+    # Addresses are found by integer instructions, half as many a second as multiply-adds, which count as two.
+    groups = m * k / fetching.a + n * k / fetching.b
+    step += fetching.instructions * groups / (target.rate("float32") / 4)
+    blocks = product.blocks(tiling)
+    together = min(RESIDENT, -(-blocks // target.sm_count))
+    waves = -(-blocks // (target.sm_count * together))
+    return waves * -(-product.k // k) * max(1e6 * together * step * target.sm_count, STEP_US)
+
+
+def tiled_us(region: Region, product: Product, tiling: Tiling, target: Target, fetching: Fetching) -> float:
+    """Time of a region that is one tiled product: the larger of its arithmetic and its bytes, and the start."""
+    memory = roofline_us(region, target, efficiency=Efficiency(bandwidth=BANDWIDTH, matrix=1.0))
+    return START_US + max(memory, target.launch_us + product_us(product, tiling, target, fetching))
 
 
 def plain_rate(dtype: DType, target: Target) -> float:
@@ -98,7 +137,7 @@ def plain_rate(dtype: DType, target: Target) -> float:
 def best_tiling(product: Product, target: Target) -> Tiling:
     """The fastest by estimate; the matrix units take halves."""
     halves = product.dtype.is_float and product.dtype.bits == 16
-    return min((*TILINGS, *(MATRIX_TILINGS if halves else ())), key=lambda t: arithmetic_us(product, t, target))
+    return min((*TILINGS, *(MATRIX_TILINGS if halves else ())), key=lambda t: product_us(product, t, target))
 
 
 def dense_vector(step: int, others: tuple[int, ...], extent: int, itemsize: int, share: int, most: int = 4) -> int:

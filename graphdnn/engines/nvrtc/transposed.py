@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from graphdnn.answer import Decline
-from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.conv import declared, three
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, buffers, parameters
 from graphdnn.engines.nvrtc.tiling import (
+    Fetching,
     Product,
     Tiling,
-    arithmetic_us,
     best_tiling,
     constants,
     dense_vector,
     each_sum,
     sum_as_result,
     tiled_kernel,
+    tiled_us,
 )
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
@@ -32,6 +32,9 @@ from graphdnn.ir.types import promote
 from graphdnn.target import Target
 
 AXES = "DHW"
+
+TAP_INSTRUCTIONS = 40
+"""As in a convolution, but by divisors that differ from phase to phase."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,11 @@ def product_of(parts: Anchored) -> Product:
 
 
 def estimate(region: Region, target: Target) -> float:
-    product = product_of(parts_of(region))
-    # A tap's address costs more than in a convolution, whose divisors are known when the kernel is compiled.
-    arithmetic = 1.5 * arithmetic_us(product, best_tiling(product, target), target)
-    memory = roofline_us(region, target, efficiency=Efficiency(bandwidth=0.4, matrix=1.0))
-    return max(memory, target.launch_us + arithmetic)
+    parts = parts_of(region)
+    product = product_of(parts)
+    tiling = best_tiling(product, target)
+    _, _, wide_x, wide_w = operand_fetches(parts, product, tiling)
+    return tiled_us(region, product, tiling, target, Fetching(TAP_INSTRUCTIONS, wide_x, wide_w))
 
 
 def generate(region: Region, target: Target) -> Recipe:
@@ -147,20 +150,30 @@ def window_constants(parts: Anchored) -> list[str]:
     return lines
 
 
-def operand_constants(parts: Anchored, product: Product, tiling: Tiling) -> list[str]:
-    """Strides of both operands and how their tiles are fetched, as C++ constants."""
+def operand_fetches(parts: Anchored, product: Product, tiling: Tiling) -> tuple[bool, bool, int, int]:
+    """Whether x and w are fetched along k (x: along its channels), and how many elements of each at once."""
     x, w = parts.anchor.operand_types
     channels = x.shape[1] // transposed_op(parts).groups
     inner = x.layout[1] == 1 and channels > 1
     share, most = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)], tiling.most_fetched
     x_others = (x.layout[0], *x.layout[2:], channels)
     wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], most) if inner else 1
-    along_k = inner and w.layout[0] == 1 and channels > 1
-    if along_k:
-        wide_w = dense_vector(1, (*w.layout[1:], channels), channels, w.dtype.itemsize, share[1], most)
-    else:
-        w_others = (w.layout[0], *w.layout[2:])
-        wide_w = dense_vector(w.layout[1], w_others, product.n, w.dtype.itemsize, share[1], most)
+    if inner and w.layout[0] == 1:
+        return (
+            inner,
+            True,
+            wide_x,
+            dense_vector(1, (*w.layout[1:], channels), channels, w.dtype.itemsize, share[1], most),
+        )
+    w_others = (w.layout[0], *w.layout[2:])
+    return inner, False, wide_x, dense_vector(w.layout[1], w_others, product.n, w.dtype.itemsize, share[1], most)
+
+
+def operand_constants(parts: Anchored, product: Product, tiling: Tiling) -> list[str]:
+    """Strides of both operands and how their tiles are fetched, as C++ constants."""
+    x, w = parts.anchor.operand_types
+    channels = x.shape[1] // transposed_op(parts).groups
+    inner, along_k, wide_x, wide_w = operand_fetches(parts, product, tiling)
     flags = {"CHANNELS_INNER": inner, "A_ALONG_K": inner, "B_ALONG_K": along_k}
     return [
         f"constexpr int CG = {channels}, VA = {wide_x}, VB = {wide_w};",

@@ -9,6 +9,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.cudnn.engine import CudnnEngine
+from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import row_major
@@ -88,6 +89,12 @@ MEASURED: dict[str, tuple[Callable[[], Region], float]] = {
 }  # fmt: skip
 
 
+def price(region: Region, engine: CudnnEngine | NvrtcEngine | None = None) -> float:
+    answer = (engine or CudnnEngine()).supports(region, H200, Policy())
+    assert isinstance(answer, Support), str(answer)
+    return answer.estimated_us
+
+
 def off(name: str) -> float:
     """log2 of estimated over measured."""
     make, measured = MEASURED[name]
@@ -119,3 +126,72 @@ def test_four_channels_cost_least_in_a_first_convolution() -> None:
     assert isinstance(four, Support)
     assert isinstance(eight, Support)
     assert 1.25 * four.estimated_us < three.estimated_us < eight.estimated_us
+
+
+def test_a_dear_prologue_costs_more_than_a_kernel_of_its_own() -> None:
+    """It is computed again for each of the eight tiles across N."""
+
+    def before_the_second(g: gd.GraphBuilder) -> Value:
+        a = g.bias(g.input("a", (8192, 4096), gd.float16), g.input("b", (4096,), gd.float16), axis=1)
+        return g.gelu(a)
+
+    g = gd.GraphBuilder("fused")
+    fused = closed(g, g.matmul(before_the_second(g), g.input("w", (4096, 1024), gd.float16)), row_major)
+    g = gd.GraphBuilder("alone")
+    alone = closed(g, before_the_second(g), row_major)
+    apart = price(product((8192, 4096), (4096, 1024))) + price(alone, NvrtcEngine())
+    assert price(fused) > 1.5 * apart
+
+
+def test_a_prologue_costs_more_the_wider_the_product() -> None:
+    def fused(columns: int) -> float:
+        g = gd.GraphBuilder("prologue")
+        a = g.silu(g.input("a", (8192, 1024), gd.float16))
+        return price(closed(g, g.matmul(a, g.input("w", (1024, columns), gd.float16)), row_major))
+
+    plain = price(product((8192, 1024), (1024, 4096))) - price(product((8192, 1024), (1024, 1024)))
+    assert fused(4096) - fused(1024) > 1.7 * plain
+
+
+CONVOLUTIONS: tuple[tuple[Ints, int, int, int], ...] = (
+    ((1, 64, 56, 56), 64, 1, 1), ((1, 512, 7, 7), 512, 3, 1), ((1, 3, 224, 224), 64, 7, 2),
+    ((1, 64, 56, 56), 256, 1, 1),
+    ((32, 64, 56, 56), 256, 1, 1), ((32, 3, 224, 224), 64, 7, 2), ((256, 64, 56, 56), 256, 1, 1),
+    ((2, 3, 9, 7), 17, 3, 1), ((256, 128, 28, 28), 512, 1, 1), ((4, 33, 65, 63), 129, 3, 1), ((1, 24, 1, 1), 7, 1, 1),
+    ((1, 2048, 7, 7), 2048, 3, 1), ((8, 23, 31, 5), 300, 5, 2),
+)  # fmt: skip
+"""Shape, filters, kernel, stride."""
+
+
+@pytest.mark.parametrize("dtype", [gd.float16, gd.float32], ids=str)
+@pytest.mark.parametrize(("shape", "filters", "kernel", "stride"), CONVOLUTIONS)
+def test_no_last_resort_kernel_is_priced_below_the_library(
+    shape: Ints, filters: int, kernel: int, stride: int, dtype: gd.DType
+) -> None:
+    for finish in (lambda g, y: y, lambda g, y: g.relu(residual(g, bias(g, y)))):
+        region = convolution(shape, filters, (kernel, kernel), dtype, padding=kernel // 2, stride=stride, finish=finish)
+        assert price(region) < price(region, NvrtcEngine())
+
+
+@pytest.mark.parametrize("rows", [1, 7, 33, 129, 300, 4096])
+@pytest.mark.parametrize("inner", [64, 300, 4096])
+def test_no_last_resort_product_is_priced_below_the_library(rows: int, inner: int) -> None:
+    for wide in (8, 127, 1024):
+        region = product((rows, inner), (inner, wide))
+        assert price(region) < price(region, NvrtcEngine())
+
+
+DEPTHWISE: tuple[tuple[int, int, int, int], ...] = (
+    (16, 112, 3, 1), (64, 112, 3, 2), (72, 56, 3, 1), (72, 56, 5, 2), (120, 28, 5, 1), (240, 28, 3, 2), (200, 14, 3, 1),
+    (184, 14, 3, 1), (480, 14, 3, 1), (672, 14, 5, 2), (960, 7, 5, 1),
+)  # fmt: skip
+"""Channels, size, kernel and stride of MobileNetV3's depthwise convolutions."""
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+@pytest.mark.parametrize(("channels", "size", "kernel", "stride"), DEPTHWISE)
+def test_depthwise_convolutions_go_to_the_generated_kernel(
+    batch: int, channels: int, size: int, kernel: int, stride: int
+) -> None:
+    region = depthwise(batch, channels, size, kernel, stride)()
+    assert price(region) > price(region, NvrtcEngine())
