@@ -281,6 +281,11 @@ def test_weights_that_leave_are_refused():
 @pytest.mark.parametrize(
     ("graph", "reason"),
     [
+        (graph_of(lambda g, s: g.div(s, 0.0)), "the scores are scaled by {'divisor': 0.0}; a finite scale is needed"),
+        (
+            graph_of(lambda g, s: g.mul(s, math.inf)),
+            "the scores are scaled by {'scale': inf}; a finite scale is needed",
+        ),
         (
             graph_of(lambda g, s: g.select(g.input("mask", (SQ, SKV), gd.bool), s, -1e9)),
             "hidden scores are -1000000000.0 and the mask is known at run time only",
@@ -348,3 +353,23 @@ def test_a_row_of_hidden_keys_gives_zeros_instead_of_nan():
     inputs["mask"] = np.zeros((B, 1, 1, SKV), bool)
     assert np.isnan(gd.evaluate(graph, inputs)["o"]).all()
     np.testing.assert_array_equal(gd.evaluate(raised(graph), inputs)["o"], 0)
+
+
+def test_scales_that_are_too_large_together_stay_apart(rng):
+    g = gd.GraphBuilder()
+    q, kt, v = operands(g)
+    graph = g.build({"o": g.matmul(g.softmax(g.mul(g.matmul(g.mul(q, 1e200), kt), 1e200)), v)})
+    (attention,) = [n for n in raised(graph).nodes if n.op.label == "attention"]
+    assert attention.op.scale == 1e200
+
+
+def test_a_bias_of_many_paths_from_a_constant_is_looked_at_once():
+    g = gd.GraphBuilder()
+    q, kt, v = operands(g)
+    bias = g.constant(np.zeros((SQ, SKV)))
+    for _ in range(64):
+        bias = g.add(bias, bias)
+    for _ in range(1200):
+        bias = g.neg(bias)
+    graph = g.build({"o": g.matmul(g.softmax(g.add(g.matmul(q, kt), bias)), v)})
+    assert any(n.op.label == "attention" for n in raised(graph).nodes)

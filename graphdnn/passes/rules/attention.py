@@ -6,8 +6,9 @@ float32, and repeat heads of K and V.  K is found transposed, by a node or by it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from math import isinf, prod
+from math import isfinite, isinf, prod
 
 import numpy as np
 
@@ -53,7 +54,7 @@ WEIGHTS = one_of(Is(Cast, (SOFTMAX,), lambda node: node.result.type.dtype.is_flo
 
 def is_attention(found: Match) -> Decline | None:
     """Whether types, shapes and the mask are such that attention's equation is the very same function."""
-    checks = (has_right_axes, has_one_type, has_fitting_extras, hides_what_it_masks)
+    checks = (has_right_axes, has_one_type, has_finite_scale, has_fitting_extras, hides_what_it_masks)
     return first_decline(*(check(found) for check in checks))
 
 
@@ -86,6 +87,22 @@ def has_one_type(found: Match) -> Decline | None:
     return Decline(
         Code.DTYPE, f"q, k, v and the result are {', '.join(sorted(map(str, dtypes)))}; one float type is needed"
     )
+
+
+def has_finite_scale(found: Match) -> Decline | None:
+    scale = scale_of(found)
+    if scale is not None and isfinite(scale):
+        return None
+    return Decline(Code.ATTRIBUTE, f"the scores are scaled by {found.numbers}; a finite scale is needed")
+
+
+def scale_of(found: Match) -> float | None:
+    """What the product of q and k is scaled by, in K's scale too; None for a division by zero."""
+    divisor = found.numbers.get("divisor", 1.0)
+    if divisor == 0:
+        return None
+    inner = scaled(found["k"], found.graph)
+    return found.numbers.get("scale", 1.0) / divisor * (1.0 if inner is None else inner[1])
 
 
 def has_fitting_extras(found: Match) -> Decline | None:
@@ -134,29 +151,40 @@ def known_array(value: Value, graph: Graph) -> Array | None:
 
 
 def known_payload(value: Value, graph: Graph) -> Payload | None:
-    if graph.constants.get(value.name) is value:
-        return graph.payloads[value.name]
-    node = graph.producer.get(value)
-    if node is None:
-        return None
-    parts: list[Payload | float] = []
-    for operand in node.operands:
-        part = operand.literal if operand.literal is not None else known_payload(operand, graph)
-        if part is None:
-            return None
-        parts.append(part)
-    index = node.results.index(value)
-    return Payload(value.type, compute=Compute(node.op, tuple(parts), node.operand_types, index))
+    """What `value` is computed from constants as, each value looked at once."""
+    known: dict[Value, Payload | None] = {}
+    waiting = [value]
+    while waiting:
+        last = waiting[-1]
+        node = graph.producer.get(last)
+        if node is None:
+            known[waiting.pop()] = graph.payloads[last.name] if graph.constants.get(last.name) is last else None
+            continue
+        tensors = [v for v in node.operands if v.literal is None]
+        before = [v for v in tensors if v not in known]
+        if any(known.get(v, v) is None for v in tensors):
+            known[waiting.pop()] = None
+        elif before:
+            waiting.extend(before)
+        else:
+            parts = tuple(part for v in node.operands if (part := operand_part(v, known)) is not None)
+            compute = Compute(node.op, parts, node.operand_types, node.results.index(last))
+            known[waiting.pop()] = Payload(last.type, compute=compute)
+    return known[value]
+
+
+def operand_part(value: Value, known: Mapping[Value, Payload | None]) -> Payload | float | None:
+    return known[value] if value.literal is None else value.literal
 
 
 def attention(make: Emitter, found: Match) -> Value:
-    scale = found.numbers.get("scale", 1.0) / found.numbers.get("divisor", 1.0)
+    scale = scale_of(found)
+    assert scale is not None
     q, v = (with_four_axes(make, found[name]) for name in ("q", "v"))
     k = found["k"]
     inner = scaled(k, found.graph)
     if inner is not None:
-        k, factor, nodes = inner
-        scale *= factor
+        k, _, nodes = inner
         make.also(nodes)
     k = with_four_axes(make, transposed_back(make, k, found.graph))
     causal = causal_mask(found) if "fill" in found else causal_bias(found) if "bias" in found else None
@@ -242,8 +270,10 @@ def scaled(value: Value, graph: Graph) -> tuple[Value, float, tuple[Node, ...]] 
 
 
 def has_scaled_operand(found: Match) -> bool:
-    _, node = attention_node(found)
-    return any(scaled(v, found.graph) for v in node.operands[:2])
+    """Whether q or k is scaled, by what leaves attention a finite scale."""
+    op, node = attention_node(found)
+    factors = [inner[1] for v in node.operands[:2] if (inner := scaled(v, found.graph)) is not None]
+    return bool(factors) and isfinite(prod((op.scale, *factors)))
 
 
 def with_scale(make: Emitter, found: Match) -> Value:
