@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations
-from math import isclose
+from math import frexp, isclose
 
 import numpy as np
 
@@ -246,7 +246,12 @@ def number_of(value: Value, graph: Graph) -> float | None:
 
 
 def is_number(found: float, wanted: float, dtype: DType) -> bool:
-    """Whether `found` is `wanted` written in `dtype`: rounded to it, or with the digits that people write (1e-6)."""
+    """Whether `found` is `wanted` written in `dtype`: rounded to it, or with the digits that people write (1e-6).
+
+    A number of eight bits, which every float type holds (2, one half), is written in full: x ** 2.000001 is no square.
+    """
+    if (frexp(wanted)[0] * 256).is_integer():
+        return found == wanted
     if isclose(found, wanted, rel_tol=1e-14 if dtype == float64 else 1e-6):
         return True
     return dtype.is_float and found == float(np.asarray(wanted).astype(dtype.numpy))

@@ -124,6 +124,9 @@ def test_a_constant_without_data_is_no_number():
         (float(np.float16(2**-0.5)), 2**-0.5, gd.float32, False),
         (0.0, 0.0, gd.float32, True),
         (1e-30, 0.0, gd.float32, False),
+        (2.0000008, 2.0, gd.float32, False),
+        (0.4999999, 0.5, gd.float16, False),
+        (1 / 768, np.float32(1 / 768).item(), gd.float32, True),
     ],
 )
 def test_a_number_is_equal_as_written_in_its_type(given, wanted, dtype, equal):
