@@ -271,3 +271,32 @@ def test_a_batch_norm_alone_is_a_multiply_add(dtype, rng):
     for name, array in before.items():
         limit = {gd.float16: 2**-10, gd.bfloat16: 2**-7, gd.float32: 1e-6}[dtype]
         assert np.abs(after[name].astype(np.float64) - array).max() <= limit * np.abs(array.astype(np.float64)).max()
+
+
+@pytest.mark.parametrize("kind", EXTENT)
+@pytest.mark.parametrize(("factor", "size"), [(1e-6, 100.0), (3e6, 1e-3), (np.inf, 1.0)])
+@pytest.mark.parametrize("how", ["product", "batch norm"])
+def test_weights_are_not_led_out_of_their_range(kind, factor, size, how, rng):
+    g = gd.GraphBuilder()
+    x = g.input("x", EXTENT[kind], gd.float16)
+    y = linear(g, kind, x, rng, gd.float16)
+    if how == "product":
+        y = g.mul(y, factor)
+    elif y.type.rank > 2 and np.isfinite(factor):
+        zero, one = (g.constant(np.full(CHANNELS, n, np.float32)) for n in (0, 1))
+        y = g.batch_norm(y, zero, one, g.constant(np.full(CHANNELS, factor, np.float32)), zero, eps=0.0)
+    graph = canonicalize(g.build({"y": y})).graph
+    inputs = {"x": (rng.normal(size=EXTENT[kind]) * size).astype(np.float16)}
+    done = fold(graph)
+    wanted, found = (gd.evaluate(each, inputs)["y"].astype(np.float64) for each in (graph, done.graph))
+    finite = np.isfinite(wanted)
+    np.testing.assert_array_equal(finite, np.isfinite(found))
+    np.testing.assert_allclose(found[finite], wanted[finite], rtol=2e-3, atol=1e-7)
+    if len(graph.nodes) > 1:
+        assert "float16 is exact between" in done.refusals[0].reason
+
+
+def test_a_channel_of_zeros_folds(rng):
+    g = gd.GraphBuilder()
+    y = g.mul(linear(g, "conv", g.input("x", (3, 4, 6, 5), gd.float16), rng, gd.float16), 0.0)
+    assert [n.op.label for n in fold(g.build({"y": y})).graph.nodes] == ["conv"]

@@ -14,7 +14,7 @@ from graphdnn.ir.ops.movement import Reshape
 from graphdnn.ir.ops.norm import BatchNorm
 from graphdnn.ir.ops.pointwise import Bias, Cast, Pointwise
 from graphdnn.ir.ops.transposed import ConvTranspose
-from graphdnn.ir.types import DType, TensorType
+from graphdnn.ir.types import Array, DType, TensorType, float16
 from graphdnn.passes.pattern import Is, Match, first_decline, leaves_as
 from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
 
@@ -101,6 +101,48 @@ def weights_of(chain: Chain, graph: Graph) -> Decline | None:
             f"{chain.linear.result.type.dtype}; one float type is needed",
         )
     return None
+
+
+def weights_stay_exact(chain: Chain, factor: Array | None, graph: Graph) -> Decline | None:
+    """Declines a factor a channel that leads weights out of their type's range, where its precision ends.
+
+    0.05 * 1e-5 is 0 in float16, though the product of the same factor with the result of the op is none.  Without data
+    nothing runs, and nothing is declined.
+    """
+    w = chain.linear.operands[1]
+    if factor is None or not graph.payloads[w.name].has_data:
+        return None
+    limits = np.finfo(np.float16 if w.type.dtype == float16 else w.type.dtype.compute.numpy)
+    peaks = channel_peaks(chain, np.abs(graph.payloads[w.name].array().astype(np.float64)))
+    with np.errstate(all="ignore"):
+        scaled = peaks * np.abs(factor.astype(np.float64).reshape(-1))
+    wrong = ~((scaled == 0) | ((scaled >= limits.smallest_normal) & (scaled <= limits.max)))
+    if not wrong.any():
+        return None
+    return Decline(
+        Code.DTYPE,
+        f"a channel of the weights {w} would hold numbers up to {scaled[wrong][0]:g}; {w.type.dtype} is exact between "
+        f"{limits.smallest_normal:g} and {limits.max:g}",
+    )
+
+
+def channel_peaks(chain: Chain, w: Array) -> Array:
+    """The largest of the magnitudes `w` for each channel that the linear op makes."""
+    op = chain.linear.op
+    if isinstance(op, ConvTranspose):
+        w = np.moveaxis(w.reshape(op.groups, w.shape[0] // op.groups, w.shape[1], -1), 2, 1).reshape(
+            op.groups * w.shape[1], -1
+        )
+        return np.asarray(w.max(1))
+    return np.asarray(w.reshape(w.shape[0], -1).max(1) if isinstance(op, Conv) else w.reshape(-1, w.shape[-1]).max(0))
+
+
+def known(value: Value, graph: Graph) -> Array | None:
+    """A constant's numbers where they are here."""
+    if value.literal is not None:
+        return np.asarray(value.literal, np.float64)
+    payload = graph.payloads[value.name]
+    return payload.array().astype(np.float64) if payload.has_data else None
 
 
 @dataclass(frozen=True)
@@ -193,7 +235,17 @@ def batch_norm_is_known(found: Match) -> Decline | None:
     for name, value in zip(names[1:], found.root.operands[1:], strict=True):
         if not is_constant(value, found.graph):
             return Decline(Code.PATTERN, f"the {name} {value} of {found.root} is no constant")
-    return first_decline(weights_of(chain, found.graph), stays_inside(chain, found.root, found.graph))
+    refused = first_decline(weights_of(chain, found.graph), stays_inside(chain, found.root, found.graph))
+    return weights_stay_exact(chain, batch_norm_factor(found), found.graph) if refused is None else refused
+
+
+def batch_norm_factor(found: Match) -> Array | None:
+    """scale / sqrt(var + eps), where the parameters are here."""
+    op = found.root.op
+    assert isinstance(op, BatchNorm)
+    var, scale = (known(found.root.operands[i], found.graph) for i in (2, 3))
+    with np.errstate(all="ignore"):
+        return None if var is None or scale is None else np.asarray(scale / np.sqrt(var + op.eps))
 
 
 def fold_batch_norm(make: Emitter, found: Match) -> Value:
@@ -216,6 +268,11 @@ def scales_channels(found: Match) -> bool:
     if chain is None or not per_channel(node, chain.axis, graph):
         return False
     return weights_of(chain, graph) is None and stays_inside(chain, node, graph) is None
+
+
+def product_keeps_weights(found: Match) -> Decline | None:
+    factor = known(tensor_and_constant(found.root, found.graph)[1], found.graph)
+    return weights_stay_exact(chain_of(found), factor, found.graph)
 
 
 def fold_product(make: Emitter, found: Match) -> Value:
@@ -244,7 +301,14 @@ INTO_WEIGHTS = (
         fits=has_linear,
         where=batch_norm_is_known,
     ),
-    Rule("product into weights", says_folded, Is(Pointwise, labels=("mul",)), fold_product, fits=scales_channels),
+    Rule(
+        "product into weights",
+        says_folded,
+        Is(Pointwise, labels=("mul",)),
+        fold_product,
+        fits=scales_channels,
+        where=product_keeps_weights,
+    ),
 )
 
 MULTIPLY_ADD = (Rule("batch norm as multiply-add", "one multiply-add for each channel", Is(BatchNorm), multiply_add),)
