@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -35,6 +35,9 @@ class Value:
     type: TensorType
     literal: bool | int | float | None = None
     owner: weakref.ref[Owner] | None = field(default=None, repr=False)
+
+    __array_ufunc__ = None
+    """numpy leaves `array + value` to us, who refuse it; it would make a node for each element."""
 
     def _operate(self, fn: str, *operands: Value | float) -> Value:
         owner = self.owner() if self.owner else None
@@ -73,6 +76,9 @@ class Value:
 
     def __matmul__(self, other: Value) -> Value:
         return self._operate("matmul", self, other)
+
+    def __rmatmul__(self, other: Value) -> Value:
+        return self._operate("matmul", other, self)
 
     def __str__(self) -> str:
         return f"%{self.name}" if self.literal is None else repr(self.literal)
@@ -119,37 +125,57 @@ class Payload:
         self, type: TensorType, array: Array | None = None, digest: str | None = None, compute: Compute | None = None
     ) -> None:
         self.type = type
-        self._array = array
+        self._array = None if array is None else np.asarray(array, type.dtype.numpy)
         self._digest = digest
         self._compute = compute
 
-    @property
+    @cached_property
     def has_data(self) -> bool:
-        if self._array is not None:
-            return True
-        return self._compute is not None and all(p.has_data for p in self._compute.operands if isinstance(p, Payload))
+        return all(part._compute is not None for part in in_order(self, lambda p: p._array is not None))
 
     @property
     def digest(self) -> str:
         """SHA-256 over type and content, in hexadecimal; equal constants have equal digests."""
-        if self._digest is None:
-            if self._array is not None:
-                self._digest = content_digest(self._array)
-            elif self._compute is not None:
-                parts = [p.digest if isinstance(p, Payload) else repr(p) for p in self._compute.operands]
-                text = f"{self._compute.op!r} {self._compute.index} {' '.join(parts)}"
-                self._digest = hashlib.sha256(text.encode()).hexdigest()
-            else:
-                raise GraphError(f"a constant of type {self.type} has neither data nor a digest")
+        for part in in_order(self, lambda p: p._digest is not None):
+            part._digest = part._own_digest()
+        assert self._digest is not None
         return self._digest
+
+    def _own_digest(self) -> str:
+        if self._array is not None:
+            return content_digest(self._array)
+        if self._compute is None:
+            raise GraphError(f"a constant of type {self.type} has neither data nor a digest")
+        parts = [p.digest if isinstance(p, Payload) else repr(p) for p in self._compute.operands]
+        text = f"{self._compute.op!r} {self._compute.index} {' '.join(parts)}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def array(self) -> Array:
         """The data, computed once where it was promised.  Raises GraphError where there is only a digest."""
-        if self._array is None:
-            if self._compute is None:
-                raise GraphError(f"constant {self.digest[:12]} of type {self.type} has no data here; it was not loaded")
-            self._array = self._compute.run(self.type)
+        for part in in_order(self, lambda p: p._array is not None):
+            if part._compute is None:
+                raise GraphError(f"constant {part.digest[:12]} of type {part.type} has no data here; it was not loaded")
+            part._array = part._compute.run(part.type)
+        assert self._array is not None
         return self._array
+
+
+def in_order(payload: Payload, is_settled: Callable[[Payload], bool]) -> list[Payload]:
+    """`payload` behind all that it is computed from, without what is settled.
+
+    A list and no recursion: chains of constants may be thousands long, and diamonds of them many paths wide.
+    """
+    found: dict[Payload, None] = {}
+    waiting = [] if is_settled(payload) else [payload]
+    while waiting:
+        last = waiting[-1]
+        parts = last._compute.operands if last._compute is not None and last._array is None else ()
+        before = [p for p in parts if isinstance(p, Payload) and p not in found and not is_settled(p)]
+        if before:
+            waiting.extend(before)
+        else:
+            found[waiting.pop()] = None
+    return list(found)
 
 
 @dataclass(frozen=True)
@@ -174,7 +200,8 @@ class Compute:
 def content_digest(array: Array) -> str:
     """SHA-256 over data type, shape and the elements in row-major order."""
     sha = hashlib.sha256(f"{array.dtype.name} {array.shape}".encode())
-    sha.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+    native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    sha.update(native.view(np.uint8).reshape(-1).data)
     return sha.hexdigest()
 
 

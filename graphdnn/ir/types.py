@@ -48,6 +48,11 @@ class DType:
     def is_integer(self) -> bool:
         return self.kind in ("int", "uint")
 
+    def holds(self, number: float) -> bool:
+        """Whether an integer or bool type holds this number exactly."""
+        low, high = (0, 1) if self.kind == "bool" else (np.iinfo(self.numpy).min, np.iinfo(self.numpy).max)
+        return low <= number <= high and number == int(number)
+
     @property
     def compute(self) -> DType:
         """The type that arithmetic on this one is done in: float32 for the halves, else the type itself."""

@@ -140,7 +140,12 @@ def immediate(op: Op, number: bool | int | float, dtype: DType) -> Value:
         raise GraphError(f"{op.label}: {number} is not a whole number but the other operand is {dtype}; cast it first")
     if dtype.kind == "bool" and not isinstance(number, bool):
         raise GraphError(f"{op.label}: {number} meets a bool tensor; cast the tensor first")
-    literal = float(number) if dtype.is_float else number if dtype.kind == "bool" else int(number)
+    if not dtype.is_float and not dtype.holds(number):
+        raise GraphError(f"{op.label}: {number} is outside {dtype}, the type of the other operand; cast that first")
+    try:
+        literal = float(number) if dtype.is_float else number if dtype.kind == "bool" else int(number)
+    except OverflowError:
+        raise GraphError(f"{op.label}: {number} is too large for a floating-point number") from None
     return Value(repr(literal), TensorType((), dtype), literal)
 
 

@@ -219,6 +219,20 @@ def test_constants_are_computed_when_asked_for():
         np.testing.assert_array_equal(after[name], array)
 
 
+def test_long_and_wide_computations_of_constants():
+    g = gd.GraphBuilder()
+    c = g.constant(np.ones(3, np.float32))
+    for _ in range(1200):
+        c = g.neg(c)
+    for _ in range(64):
+        c = g.add(c, c)
+    done = canonicalize(g.build({"y": g.mul(g.input("x", (3,), gd.float32), c)})).graph
+    (payload,) = done.payloads.values()
+    assert payload.has_data
+    assert len(payload.digest) == 64
+    np.testing.assert_array_equal(payload.array(), np.full(3, 2.0**64, np.float32))
+
+
 def test_constants_need_no_data_to_be_folded():
     graph = parsed(
         "x: f32[2x3]",

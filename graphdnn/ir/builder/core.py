@@ -59,7 +59,8 @@ class BuilderCore:
         return self._writer.finish(outputs, updates, {n: tuple(s) for n, s in (strides or {}).items()})
 
     def _add(self, op: Op, *operands: Operand, name: str | None) -> tuple[Value, ...]:
-        """Adds one user's node; Python numbers among the operands become immediates."""
+        """Adds one user's node; Python's and numpy's numbers among the operands become immediates."""
+        operands = tuple(v.item() if isinstance(v, np.generic) else v for v in operands)
         for index, value in enumerate(operands):
             if not isinstance(value, bool | int | float):
                 self._check_owned(f"{name or op.label}: operand {index}", value)

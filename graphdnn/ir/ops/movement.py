@@ -10,7 +10,7 @@ import numpy as np
 from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op, View, op
 from graphdnn.ir.ops.pointwise import common_type
-from graphdnn.ir.types import DTYPES, Array, DType, TensorType, int32, int64
+from graphdnn.ir.types import DTYPES, Array, TensorType, int32, int64
 
 
 class Renaming(Op):
@@ -259,7 +259,7 @@ class Pad(Op):
                 f"pad: padding {self.padding} needs one (lo, hi) pair, none negative, for each of the "
                 f"{x.rank} axes of x, which is {x}"
             )
-        if not x.dtype.is_float and not fits(self.value, x.dtype):
+        if not x.dtype.is_float and not x.dtype.holds(self.value):
             raise GraphError(f"pad: value {self.value} is no {x.dtype}, the type of x, which is {x}")
         return (TensorType(tuple(lo + n + hi for n, (lo, hi) in zip(x.shape, self.padding, strict=True)), x.dtype),)
 
@@ -267,12 +267,6 @@ class Pad(Op):
         if not self.padding:  # numpy finds no type in an empty tuple
             return (x,)
         return (np.pad(x, self.padding, constant_values=np.asarray(self.value).astype(x.dtype)),)
-
-
-def fits(number: float, dtype: DType) -> bool:
-    """Whether an integer or bool type holds this number exactly."""
-    low, high = (0, 1) if dtype.kind == "bool" else (np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max)
-    return float(number).is_integer() and low <= number <= high
 
 
 INDEX_TYPES = (int32, int64)
@@ -361,7 +355,7 @@ class Iota(Op):
     def infer(self) -> tuple[TensorType, ...]:  # type: ignore[override]
         if self.size < 1 or self.dtype not in DTYPES or not DTYPES[self.dtype].is_integer:
             raise GraphError(f"iota: size {self.size} must be at least 1 and the type {self.dtype} an integer type")
-        if not fits(self.size - 1, DTYPES[self.dtype]):
+        if not DTYPES[self.dtype].holds(self.size - 1):
             raise GraphError(
                 f"iota: {self.dtype} does not hold {self.size - 1}, the last element; a wider type is needed"
             )
