@@ -36,7 +36,8 @@ def run(
     values: dict[Value, Array] = {}
 
     def store(value: Value, array: Array) -> None:
-        values[value] = widened(array) if wide else np.asarray(array)
+        own = np.asarray(array)  # a subclass has operators of its own
+        values[value] = widened(own) if wide else own.astype(value.type.dtype.numpy, copy=False)
 
     for name, value in graph.inputs.items():
         store(value, inputs[name])

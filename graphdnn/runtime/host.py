@@ -54,8 +54,9 @@ class HostContext:
         return fresh
 
     def read(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """The caller's arrays as plain ones: a subclass (a matrix, a masked array) has operators of its own."""
         sources = read_inputs(self._loaded.graph, inputs, 0, None)
-        return {name: source.array for name, source in sources.items() if source.array is not None}
+        return {name: np.asarray(source.array) for name, source in sources.items()}
 
     def compute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name, which may share memory with inputs, constants and each other; moves the states on."""
@@ -110,7 +111,7 @@ class HostContext:
         source = read_checked(f"state {name}", array, type, 0, None)
         assert source.array is not None
         with self._lock:
-            self._states[name] = source.array.copy()
+            self._states[name] = np.array(source.array, type.dtype.numpy)
 
     def close(self) -> None:
         """Nothing is kept for anybody here."""

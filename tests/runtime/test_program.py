@@ -450,3 +450,26 @@ def test_on_the_cpu_nothing_is_shared_with_the_caller(rng: np.random.Generator) 
     program.state["s"] = second
     second[...] = np.nan
     np.testing.assert_array_equal(program.state["s"], -np.ones(7))
+
+
+class Matrix(np.matrix):
+    """An array whose products are other ones; numpy's own matrix warns, masked arrays leave elements out."""
+
+
+def test_on_the_cpu_subclasses_are_plain_arrays(rng: np.random.Generator) -> None:
+    g = gd.GraphBuilder()
+    x, s = g.input("x", (3, 5), gd.float32), g.state("s", (3, 5), gd.float32)
+    graph = g.build({"silu": g.silu(x), "mean": g.reduce_mean(x, axes=0), "gated": g.silu(s)}, {"s": s})
+    program, array = host_program(graph, rng), draw(rng)
+    wanted = gd.evaluate(graph, {"x": array}, states={"s": array})
+    masked = np.ma.masked_array(array, mask=array > 0)
+    for given in (array.view(Matrix), masked, array.astype(">f4")):
+        program.state["s"] = given
+        for found in (program.run({"x": given}), program.bind({"x": given})()):
+            for name, expected in wanted.items():
+                assert type(found[name]) is np.ndarray
+                np.testing.assert_array_equal(found[name], expected)
+        for dtype in (None, gd.float64):
+            found = gd.evaluate(graph, {"x": given}, dtype, states={"s": given})
+            assert all(type(a) is np.ndarray and a.dtype.isnative for a in found.values())
+            np.testing.assert_allclose(found["silu"], wanted["silu"], rtol=1e-6)
