@@ -6,9 +6,14 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import TensorType
+from graphdnn.ir.views import resolve
+
+ALIGNMENT = 16
+"""Bytes at whose multiples every input, constant, state and computed value starts, whoever hands it in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +54,15 @@ class Region:
         )
 
     @cached_property
+    def alignments(self) -> tuple[int, ...]:
+        """For each input a power of two of bytes, at most ALIGNMENT, at whose multiples its first element lies.
+
+        Memory of its own starts at multiples of ALIGNMENT; a view starts anywhere in it.
+        """
+        places = resolve(self.graph)
+        return tuple(gcd(ALIGNMENT, places[v][1] * v.type.dtype.itemsize) for v in self.inputs)
+
+    @cached_property
     def pattern(self) -> str:
         """Names of the ops joined with "+", in order."""
         return "+".join(n.op.label for n in self.nodes)
@@ -77,12 +91,14 @@ class Region:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the structure, free of names: ops, wiring, types with strides, which results leave.
+        """SHA-256 of the structure, free of names: ops, wiring, types with strides, where inputs may start, which
+        results leave.
 
         Two regions with equal keys compute the same function and can share one plan.
         """
         ids: dict[Value, str] = {v: f"i{i}" for i, v in enumerate(self.inputs)}
-        lines = [f"i{i} {describe(v.type)}" for i, v in enumerate(self.inputs)]
+        inputs = zip(self.inputs, self.alignments, strict=True)
+        lines = [f"i{i} {describe(v.type)} at {bytes}" for i, (v, bytes) in enumerate(inputs)]
         for number, node in enumerate(self.nodes):
             reads = " ".join(ids[v] if v.literal is None else f"{v.literal!r}:{v.type.dtype}" for v in node.operands)
             lines.append(f"{node.op!r} {reads} -> {' '.join(describe(v.type) for v in node.results)}")

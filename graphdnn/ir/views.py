@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import normalized_strides
@@ -21,11 +22,22 @@ def is_free(node: Node) -> bool:
     )
 
 
+PLACES: WeakKeyDictionary[Graph, Mapping[Value, tuple[Value, int]]] = WeakKeyDictionary()
+"""What `resolve` found, for as long as the graph lives: engines ask about many regions of one graph."""
+
+
 def resolve(graph: Graph) -> Mapping[Value, tuple[Value, int]]:
     """For each value of the graph the value in whose memory it lies, and its first element's offset there.
 
     A value that is no view lies in its own memory at offset 0.
     """
+    found = PLACES.get(graph)
+    if found is None:
+        found = PLACES[graph] = _places(graph)
+    return found
+
+
+def _places(graph: Graph) -> Mapping[Value, tuple[Value, int]]:
     places: dict[Value, tuple[Value, int]] = {}
     for values in (graph.inputs, graph.constants, graph.states):
         places.update((value, (value, 0)) for value in values.values())

@@ -200,6 +200,25 @@ def test_what_stands_before_a_product(device: CudaDevice, rng: Rng) -> None:
         check(device, closed(g, columns(g, g.matmul(a, g.input("b", (40, 48), dtype))), row_major), rng)
 
 
+@pytest.mark.parametrize("pitch", [40, 48, 44, 42, 41, 65])
+def test_rows_with_gaps(pitch: int, device: CudaDevice, rng: Rng) -> None:
+    """Views of wider matrices: rows that start off 16 bytes are told as they lie."""
+    for dtype in (gd.float16, gd.bfloat16):
+        g = gd.GraphBuilder("gaps")
+        a, b = g.input("a", (23, 40), dtype, strides=(pitch, 1)), g.input("b", (40, 33), dtype, strides=(pitch, 1))
+        check(device, closed(g, g.gelu(columns(g, g.matmul(a, b))), row_major), rng)
+
+
+@pytest.mark.parametrize("pitch", [24, 32, 28, 25])
+def test_channels_with_gaps(pitch: int, device: CudaDevice, rng: Rng) -> None:
+    """Part of the channels of a wider tensor."""
+    for finish in (lambda g, y: g.relu(bias(g, y)), lambda g, y: g.silu(residual(g, y))):
+        g = gd.GraphBuilder("gaps")
+        x = g.input("x", (3, 24, 9, 7), gd.float16, strides=(63 * pitch, 1, 7 * pitch, pitch))
+        w = g.input("w", (40, 24, 3, 3), gd.float16, strides=channels_last((40, 24, 3, 3)))
+        check(device, closed(g, finish(g, g.conv(x, w, padding=1))), rng)
+
+
 @pytest.mark.parametrize("length", [*SIZES, 64, 768, 4096])
 def test_norms(length: int, device: CudaDevice, rng: Rng) -> None:
     for rms in (False, True):

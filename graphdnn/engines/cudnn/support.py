@@ -24,7 +24,8 @@ from graphdnn.ir.ops.norm import BatchNorm, GroupNorm, InstanceNorm
 from graphdnn.ir.ops.pointwise import Cast, Elementwise
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
-from graphdnn.ir.region import Region
+from graphdnn.ir.region import ALIGNMENT, Region
+from graphdnn.ir.views import resolve
 from graphdnn.target import Target
 
 MOST_OPERATIONS = 50
@@ -214,7 +215,24 @@ def smaller_first(node: Node) -> bool:
     return len(node.operands) > 1 and is_smaller(node, 0)
 
 
-CHECKS: tuple[Check, ...] = (machine, operations, composition, element_types, axes, reductions, broadcasts)
+def alignment(question: Question) -> Decline | None:
+    """Every tensor starts where cuDNN is told that it does: the interface has no word for anything less."""
+    region = question.region
+    for value, bytes in zip(region.inputs, region.alignments, strict=True):
+        if bytes < ALIGNMENT:
+            root, offset = resolve(region.graph)[value]
+            unit = ALIGNMENT // value.type.dtype.itemsize
+            after = round(offset / unit) * unit
+            return Decline(
+                Code.ALIGNMENT,
+                f"{value} is a view that starts {offset} elements of {value.type.dtype} into {root}; cuDNN needs "
+                f"tensors that start at multiples of {ALIGNMENT} bytes",
+                Fix(value.name, "start", f"{offset} elements into {root.name}", f"{after} elements"),
+            )
+    return None
+
+
+CHECKS: tuple[Check, ...] = (machine, operations, composition, element_types, axes, reductions, broadcasts, alignment)
 """In order: what the region is at all, what it is made of, how it lies.  The first objection is the answer."""
 
 FAMILIES: tuple[tuple[tuple[type[Op], ...], Callable[[Anatomy, Policy], Decline | None]], ...] = (

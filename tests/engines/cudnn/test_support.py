@@ -17,7 +17,9 @@ from graphdnn.ir.op import OPS
 from graphdnn.ir.ops.pointwise import FUNCTIONS
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
+from graphdnn.ir.views import is_free
 from graphdnn.target import Target
+from tests.engines.cudnn.layouts import laid_out
 from tests.engines.cudnn.regions import attention, bias, closed, columns, convolution, norm, product, residual
 
 H200 = Target.named("h200")
@@ -151,6 +153,36 @@ def test_refused_with_its_code(name: str) -> None:
     assert (answer.fix is not None) is (code in FIXABLE), str(answer)
     assert answer.reason[0] != " "
     assert len(answer.reason) < 400
+
+
+def of_rows_from(start: int) -> Region:
+    """The product of five rows of a matrix from `start` on, which lie inside it."""
+    g = gd.GraphBuilder("rows")
+    a = g.slice(g.input("a", (13, 20), gd.float16), starts=(start, 0), stops=(start + 5, 20), name="rows")
+    graph = laid_out(g.build({"y": g.matmul(a, g.input("b", (20, 24), gd.float16))}), row_major)
+    assert is_free(graph.nodes[0])
+    return Region.of(graph, graph.nodes[1:])
+
+
+@pytest.mark.parametrize("start", range(1, 9))
+def test_views_must_start_at_multiples_of_sixteen_bytes(start: int) -> None:
+    answer = ask(of_rows_from(start))
+    if start % 2 == 0:
+        assert answer
+        return
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.ALIGNMENT
+    assert f"starts {20 * start} elements of float16 into %a" in answer.reason
+    assert answer.fix is not None
+    after = int(answer.fix.after.split()[0])
+    assert after % 8 == 0
+    assert abs(after - 20 * start) == 4
+
+
+def test_regions_whose_inputs_may_start_elsewhere_are_told_apart() -> None:
+    """Engines are asked once for all regions of one key."""
+    keys = [of_rows_from(start).key for start in (2, 3, 4, 5)]
+    assert keys[0] == keys[2] != keys[1] == keys[3]
 
 
 def test_a_graph_of_more_than_fifty_operations() -> None:
