@@ -2,7 +2,8 @@
 
 The order: no dead nodes (prune: engines are never asked about a region without results), types (promote), then fewer
 and canonical nodes, then larger ops (raise), then fewer of them (fold), then ops that some engine takes (complete,
-expand), views out of the way of pointwise ops (sink), and layouts last, when the nodes to lay out are known.
+expand), views out of the way of pointwise ops (sink), products side by side whose biases stand right behind them
+(merge), and layouts last, when the nodes to lay out are known.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
 from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.merge import merge_products
 from graphdnn.passes.promote import promote
 from graphdnn.passes.raising import raise_ops
 from graphdnn.passes.rewrite import Refusal, Rewritten
@@ -25,7 +27,7 @@ from graphdnn.passes.sinking import sink_views
 Ask = Callable[[Region], float | None]
 """Cheapest estimated microseconds at which some engine runs a region; None where none takes it."""
 
-OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "fuse")
+OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "merge", "fuse")
 """Passes that a user may leave out; without the others the graph could not run."""
 
 
@@ -51,6 +53,7 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         ("complete", complete),
         ("expand", lambda g: expand(g, ask)),
         ("sink", sink_views),
+        ("merge", lambda g: merge_products(g, ask)),
         ("layout", assign_layouts),
     )
     records: list[PassRecord] = []
