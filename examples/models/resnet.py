@@ -97,7 +97,7 @@ class Initializer:
         y = run_op(lambda g, a, b: g.conv(a, b, stride=stride, padding=kernel // 2), x, w)
         mean = y.mean(axis=(0, 2, 3)) * self.factor(width)
         var = y.var(axis=(0, 2, 3)) * self.factor(width)
-        # A block's last norm is small, as trained networks have it: the sum of many such branches stays well conditioned.
+        # A block's last norm is small, as in trained networks: the sum of many branches stays well conditioned.
         low, high = (0.1, 0.3) if norm.endswith("bn3") else (0.5, 1.5)
         scale = self.rng.uniform(low, high, width).astype(np.float32)
         shift = self.rng.uniform(-0.3, 0.3, width).astype(np.float32)
