@@ -33,7 +33,6 @@ from graphdnn.report import (
 from graphdnn.runtime.schedule import Schedule
 
 PACKAGES = (
-    "graphdnn",
     "numpy",
     "scipy",
     "cuda-bindings",
@@ -42,7 +41,7 @@ PACKAGES = (
     "nvidia-cudnn-cu13",
     "nvidia-cuda-nvrtc",
 )
-"""Distributions whose versions a report states."""
+"""Distributions whose versions a report states beside our own."""
 
 
 NAME = re.compile(r"%(\w(?:[\w.]*\w)?)")
@@ -70,12 +69,15 @@ class Decisions:
 
     @cached_property
     def user_names(self) -> dict[str, str]:
-        """For nodes and values that passes made, the user's node whose work they do."""
+        """For nodes and values that passes made, the user's node whose work they do, or what they convert."""
         known = {v.name for n in self.graph.nodes for v in n.results} | {n.name for n in self.graph.nodes}
-        graphs = {self.prepared, *(r.graph for r in self.expanded)}
-        made = [n for g in graphs for n in g.nodes if n.origins]
-        names = {name: n.origins[0] for n in made for name in (n.name, *(v.name for v in n.results))}
-        return {name: origin for name, origin in names.items() if name not in known}
+        names: dict[str, str] = {}
+        for graph in {self.prepared, *(r.graph for r in self.expanded)}:
+            for node in graph.nodes:
+                source = node.operands[0].name if node.operands else node.name
+                meant = node.origins[0] if node.origins else names.get(source, source)
+                names.update((name, meant) for name in (node.name, *(v.name for v in node.results)))
+        return {name: meant for name, meant in names.items() if name not in known}
 
     @cached_property
     def foreign_names(self) -> set[str]:
@@ -108,7 +110,7 @@ def account(made: Decisions) -> CompileReport:
         ),
         passes=tuple(pass_report(p) for p in made.passes),
         versions=versions(made.desk),
-        options=made.options.model_dump(),
+        options=made.options.model_dump(mode="json"),
     )
 
 
@@ -289,8 +291,10 @@ def pass_report(record: PassRecord) -> PassReport:
 
 
 def versions(desk: Desk) -> dict[str, str]:
-    """Installed packages, and the libraries of the target."""
-    found: dict[str, str] = {}
+    """This package, installed ones that it stands on, and the libraries of the target."""
+    from graphdnn import __version__
+
+    found = {"graphdnn": __version__}
     for package in PACKAGES:
         try:
             found[package] = version(package)

@@ -1,0 +1,239 @@
+"""What holds of every report: nothing listed twice, nothing lost, everything with a reason."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+import graphdnn as gd
+from examples.models.bert import load_config, load_weights, published_folder, sentence_encoder
+from examples.models.resnet import build, random_parameters
+from graphdnn import compiler
+from graphdnn.account import account
+from graphdnn.answer import FIXABLE
+from graphdnn.engines.contract import Support
+from graphdnn.engines.cudnn.engine import CudnnEngine
+from graphdnn.explain import explain
+from graphdnn.ir.graph import Graph
+from graphdnn.passes.pipeline import OPTIONAL_PASSES
+from graphdnn.report import CompileReport, Verdict
+from tests.ir.samples import SAMPLES, Sample
+from tests.planned import H200, h200_report
+
+PASSES = ("promote", "canonicalize", "raise", "fold", "complete", "expand", "sink", "layout")
+
+
+def check(graph: Graph, report: CompileReport) -> None:
+    """Every promise about a report of this graph."""
+    check_candidates(report)
+    check_regions(report)
+    check_nothing_is_lost(graph, report)
+    check_fixes(graph, report)
+    assert CompileReport.model_validate_json(report.model_dump_json()) == report
+    check_text(report)
+
+
+def check_candidates(report: CompileReport) -> None:
+    ids = [c.id for c in report.candidates]
+    assert len(set(ids)) == len(ids)
+    by_engine: dict[str, Counter] = {}
+    for c in report.candidates:
+        by_engine.setdefault(c.engine, Counter())[c.nodes, c.pattern] += 1
+        assert c.verdict in get_args(Verdict)
+        offered = c.verdict in ("chosen", "slower", "conflict")
+        assert (c.estimated_us is not None) == offered
+        assert (c.code is None) == offered
+        assert bool(c.reason) == (c.verdict != "chosen")
+        assert "\n" not in c.reason
+    # Each engine answered for each set of nodes, and as often as the others.
+    first, *others = by_engine.values()
+    assert all(other == first for other in others)
+
+
+def check_regions(report: CompileReport) -> None:
+    names = [r.name for r in report.regions]
+    assert len(set(names)) == len(names)
+    chosen = Counter((c.engine, c.pattern, c.nodes) for c in report.candidates if c.verdict == "chosen")
+    assert chosen == Counter((r.engine, r.pattern, r.nodes) for r in report.regions)
+    assert report.kernel_count == sum(r.kernels for r in report.regions)
+    assert report.read_bytes == sum(r.read_bytes for r in report.regions)
+    assert report.written_bytes == sum(r.written_bytes for r in report.regions)
+    assert report.last_resort_count == sum(r.last_resort for r in report.regions)
+    assert report.estimated_us == pytest.approx(sum(r.estimated_us for r in report.regions))
+    listed = {c.id: c for c in report.candidates}
+    for region in report.regions:
+        assert region.kernels >= 1
+        assert region.precision
+        for other in region.alternatives:
+            assert listed[other.id] == other
+            assert other.verdict != "chosen"
+            assert set(other.nodes) & set(region.nodes) or not region.nodes
+        same = {c.engine for c in region.alternatives if (c.nodes, c.pattern) == (region.nodes, region.pattern)}
+        assert same | {region.engine} == {c.engine for c in report.candidates}
+
+
+def check_nothing_is_lost(graph: Graph, report: CompileReport) -> None:
+    """A node that the outputs need, and that computes from inputs or states, is done by a region; otherwise a pass says
+    what became of it.  Nodes that rename memory may have nothing to do."""
+    regions = {name for r in report.regions for name in r.nodes}
+    assert regions <= {n.name for n in graph.nodes}
+    said = {name for p in report.passes for change in p.changes for name in re.split(r"[\s,:]+", change)}
+    needed = set(graph.escaping)
+    for node in reversed(graph.nodes):
+        if needed.isdisjoint(node.results):
+            continue
+        needed.update(node.operands)
+        if not node.op.is_renaming:
+            assert node.name in regions | said, f"nothing tells what became of {node}"
+
+
+def check_fixes(graph: Graph, report: CompileReport) -> None:
+    """A code that always has a remedy comes with it, unless it is about a tensor that a pass made; a fix names what the
+    user knows."""
+    values = {*graph.inputs, *graph.constants, *graph.states, *(v.name for n in graph.nodes for v in n.results)}
+    known = values | {n.name for n in graph.nodes}
+    for c in report.candidates:
+        if c.fix is not None:
+            assert c.fix.before != c.fix.after
+            assert set(c.fix.target.split(" and ")) <= known | {"options"}
+            assert all(word in c.fix.sentence for word in (c.fix.target, c.fix.attribute, c.fix.before, c.fix.after))
+        elif c.code in FIXABLE:
+            assert not set(re.findall(r"%([\w.]*\w)", c.reason)) <= known, c.reason
+
+
+def check_text(report: CompileReport) -> None:
+    text = explain(report)
+    assert all(re.search(rf"^ {re.escape(r.name)} ", text, re.MULTILINE) for r in report.regions)
+    assert str(report.kernel_count) in text
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+def test_reports_of_every_op(sample: Sample, rng: np.random.Generator) -> None:
+    graph = sample.graph(rng)
+    check(graph, h200_report(graph))
+
+
+@pytest.mark.parametrize("sample", SAMPLES[::5], ids=str)
+def test_reports_on_the_cpu(sample: Sample, rng: np.random.Generator) -> None:
+    graph = sample.graph(rng)
+    check(graph, gd.compile(graph, target="cpu").report)
+
+
+@pytest.fixture(scope="module")
+def resnet() -> Graph:
+    return build(random_parameters(seed=0), 1, gd.float16, size=64)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Graph:
+    folder = published_folder()
+    return sentence_encoder(load_weights(folder, gd.float16), 2, 40, gd.float16, load_config(folder))
+
+
+@pytest.mark.parametrize("model", [pytest.param("resnet", marks=pytest.mark.slow), "minilm"])
+def test_reports_of_models(model: str, request: pytest.FixtureRequest) -> None:
+    graph = request.getfixturevalue(model)
+    report = h200_report(graph)
+    check(graph, report)
+    assert len(explain(report).splitlines()) < 4 * len(report.regions)
+
+
+def promoted(first: gd.DType, second: gd.DType) -> CompileReport:
+    g = gd.GraphBuilder("promoted")
+    a, b = g.input("a", (3, 5), first), g.input("b", (3, 5), second)
+    return h200_report(g.build({"y": g.add(a, b, name="sum")}))
+
+
+@pytest.mark.parametrize("second", [gd.float16, gd.bfloat16, gd.float32, gd.float64], ids=str)
+@pytest.mark.parametrize("first", [gd.float16, gd.bfloat16, gd.float32, gd.float64], ids=str)
+def test_promotions_are_those_of_pytorch(first: gd.DType, second: gd.DType) -> None:
+    wanted = torch.promote_types(getattr(torch, first.name), getattr(torch, second.name))
+    common = str(wanted).removeprefix("torch.")
+    expected = [("sum", n, t.name, common) for n, t in (("a", first), ("b", second)) if t.name != common]
+    report = promoted(first, second)
+    assert [(p.node, p.operand, p.before, p.after) for p in report.promotions] == expected
+    for p in report.promotions:
+        assert f"{p.node}: {p.operand} is {p.before} and is computed in {p.after}" in explain(report)
+
+
+def relu(**options: object) -> CompileReport:
+    g = gd.GraphBuilder("small")
+    return h200_report(g.build({"y": g.relu(g.input("x", (3, 5), gd.float16), name="relu")}), **options)
+
+
+def test_report_says_with_what_it_was_made() -> None:
+    report = relu(workspace_limit=4096, disabled_passes=("fold",))
+    assert report.graph == "small"
+    assert report.target == "h200 (described)"
+    assert report.options == gd.CompileOptions(workspace_limit=4096, disabled_passes=("fold",)).model_dump(mode="json")
+    assert report.versions["numpy"] == np.__version__
+    assert {"graphdnn", "scipy"} <= set(report.versions)
+    assert {f"target {n}": v for n, v in H200.versions.items()}.items() <= report.versions.items()
+
+
+def test_every_pass_that_ran_is_listed_in_order() -> None:
+    listed = [p.name for p in relu().passes]
+    assert [name for name in listed if name in PASSES] == list(PASSES)
+    for left_out in set(OPTIONAL_PASSES) - {"fuse"}:
+        assert [p.name for p in relu(disabled_passes=(left_out,)).passes] == [n for n in listed if n != left_out]
+
+
+def test_each_pass_goes_on_from_the_nodes_of_the_one_before() -> None:
+    graph = twins()
+    passes = h200_report(graph).passes
+    assert passes[0].nodes_before == len(graph.nodes)
+    for before, after in pairwise(passes):
+        assert before.nodes_after == after.nodes_before
+    expanded = next(p for p in passes if p.name == "expand")
+    assert expanded.nodes_after > expanded.nodes_before
+    assert expanded.changes
+
+
+def twins() -> Graph:
+    """Two equal attentions in float32, which nobody takes whole, and which share every answer."""
+    g = gd.GraphBuilder("twins")
+    outputs = {}
+    for name in ("left", "right"):
+        q, k, v = (g.input(f"{name}_{n}", (2, 3, 33, 64), gd.float32) for n in "qkv")
+        outputs[name] = g.attention(q, k, v, name=name)
+    return g.build(outputs)
+
+
+def test_equal_regions_are_declined_by_their_own_names() -> None:
+    """The answer is asked for once; its reason and its fix name the nodes that the candidate is about."""
+    report = h200_report(twins())
+    told = [c for c in report.candidates if "%" in c.reason]
+    assert {c.nodes for c in told} == {("left",), ("right",)}
+    for c in told:
+        assert f"%{c.nodes[0]}" in c.reason
+        assert c.fix is None or c.fix.target in ("options", *c.nodes)
+
+
+def test_no_set_of_nodes_is_asked_about_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(compiler, "account", lambda decisions: made.append(decisions) or account(decisions))
+    report = h200_report(twins())
+    (decisions,) = made
+    regions = [(p.region.graph, p.region.mask) for p in decisions.proposals]
+    assert len(set(regions)) == len(regions)
+    assert len(report.candidates) == len(decisions.desk.engines) * (len(regions) + len(decisions.expanded))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"), [({"workspace_limit": 0}, "workspace_limit"), ({"deterministic": True}, "deterministic")]
+)
+def test_what_an_option_rules_out_is_excluded(
+    options: dict[str, object], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hungry(self: object, region: object, target: object, policy: object) -> Support:
+        return Support(0.1, "float16", workspace_bytes=1024, deterministic=False)
+
+    monkeypatch.setattr(CudnnEngine, "supports", hungry)
+    (entry,) = [c for c in relu(**options).candidates if c.engine == "cudnn"]
+    assert (entry.verdict, entry.code) == ("excluded", "option")
+    assert word in entry.reason
+    assert [r.engine for r in relu(**options).regions] == ["nvrtc"]
