@@ -37,7 +37,10 @@ def parser() -> argparse.ArgumentParser:
 def run_explain(options: argparse.Namespace) -> int:
     import graphdnn as gd
 
-    graph = gd.Graph.load(options.file)
+    try:
+        graph = gd.Graph.load(options.file)
+    except gd.GraphError as error:
+        raise gd.GraphError(error if options.file in str(error) else f"{options.file}: {error}") from None
     target = options.target if options.target in ("auto", "cpu", "cuda") else gd.Target.named(options.target)
     chosen = gd.CompileOptions(disabled_passes=tuple(options.disable_pass))
     exe = gd.compile(graph, target=target, options=chosen)

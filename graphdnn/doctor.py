@@ -76,7 +76,8 @@ elif sys.argv[2] == "cuDriverGetVersion":
                      + (f", error {status}" if status else "")))
 else:
     call.restype = ctypes.c_size_t
-    print(json.dumps(str(call())))
+    version = call()
+    print(json.dumps(f"{version // 10000}.{version % 10000 // 100}.{version % 100}"))
 """
 
 
