@@ -1,6 +1,6 @@
 """What a benchmark leaves behind: rows with versions, commit and date, in benchmarks/results/<gpu>/<suite>.json.
 
-A run of some rows replaces these in the file and keeps the others; one kept from another commit says so in its settings.
+A run of some rows replaces these in the file and keeps the others; one kept from another commit says so.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -131,6 +132,7 @@ def measured(names: Iterable[str], measure: Callable[[str], Row], keep: Callable
         except Exception as error:
             failed = 1
             print(f"{name}: failed: {type(error).__name__}: {error}", flush=True)
+            traceback.print_exc()
             continue
         keep(rows)
         print(sentence(rows[-1]), flush=True)
@@ -148,7 +150,7 @@ def sentence(row: Row) -> str:
 
 
 def chosen_rows(wanted: str | None, names: Iterable[str]) -> list[str]:
-    """Names that are one of the comma-separated words, or contain it; all without words.  Raises SystemExit for none."""
+    """Names that are one of the comma-separated words or contain it; all without words.  Raises SystemExit for none."""
     known = list(names)
     words = [w.strip() for w in wanted.split(",")] if wanted else [""]
     found = [n for n in known if any(n == w if w in known else w in n for w in words)]

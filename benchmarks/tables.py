@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT
@@ -35,9 +34,9 @@ How the figures come about:
   matmul rate, both measured in the same run. For the host cost it is the driver's own launch of our captured graph.
 - Networks, layers and kernels: PyTorch runs in inference mode and is captured in a CUDA graph, as ours is; images are
   channels-last with `cudnn.benchmark`, attention is the fastest of PyTorch's backends at that size, `inductor_freezing`
-  is Inductor with `freezing=True`. A buffer larger than the cache is read before each sample, so that weights and inputs
-  come from memory as they do inside a larger model; the launch is queued meanwhile. Times with a warm cache stand in the
-  result files.
+  is Inductor with `freezing=True`. A buffer larger than the cache is read before each sample, so that weights and
+  inputs come from memory as they do inside a larger model; the launch is queued meanwhile. Times with a warm cache
+  stand in the result files.
 - Single kernels: each graph holds several runs on rotated inputs and outputs, larger than the cache together.
 - Host cost: the device is idle before each timing, and nothing waits for it.
 - `error` and `peer error` are the largest difference from a float64 evaluation over its peak; the peer's is that of the
