@@ -35,7 +35,8 @@ class Support:
     """An engine's "yes": what the region would cost here, estimated from a roofline.
 
     `precision` is what the arithmetic really is ("float32", "tf32", "float16 in, float32 accumulate", ...).
-    `last_resort` marks a correct kernel that exists so that every graph runs, not to be fast.
+    `last_resort` marks a correct kernel that exists so that every graph runs, not to be fast.  `in_place` are pairs of
+    input and output indices that may share memory, any one of them at a time.
     """
 
     estimated_us: float
@@ -45,6 +46,7 @@ class Support:
     deterministic: bool = True
     last_resort: bool = False
     notes: tuple[str, ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,15 @@ Space = Literal["input", "constant", "state", "output", "arena"]
 
 @dataclass(frozen=True)
 class Step:
-    """One region and the plan that runs it; `plan` is None when only a described device is planned for."""
+    """One region and the plan that runs it; `plan` is None when only a described device is planned for.
+
+    `offered` is what the engine says of `in_place` where there is no plan to say it.
+    """
 
     region: Region
     plan: DevicePlan | HostPlan | None
     workspace_bytes: int = 0
+    offered: tuple[tuple[int, int], ...] = ()
 
     @property
     def in_place(self) -> tuple[tuple[int, int], ...]:
@@ -36,7 +40,7 @@ class Step:
 
         A plan that offers a pair works right with both addresses equal, whatever else it reads.
         """
-        return tuple(getattr(self.plan, "in_place", ()))
+        return self.offered if self.plan is None else tuple(getattr(self.plan, "in_place", ()))
 
 
 @dataclass(frozen=True)

@@ -87,13 +87,23 @@ def built(engine: Engine, region: Region, device: CudaDevice) -> DevicePlan:
 
 
 def run_region(
-    device: CudaDevice, region: Region, arrays: Mapping[str, Array], shift: int = 0, engine: Engine | None = None
+    device: CudaDevice,
+    region: Region,
+    arrays: Mapping[str, Array],
+    shift: int = 0,
+    engine: Engine | None = None,
+    pair: tuple[int, int] | None = None,
 ) -> dict[Value, Array]:
-    """Outputs of the region, whose inputs are found by name; every address lies `shift` bytes off a boundary."""
+    """Outputs of the region, whose inputs are found by name; every address lies `shift` bytes off a boundary.
+
+    The input and the output of `pair` are one memory.
+    """
     plan = built(engine or NvrtcEngine(), region, device)
     with device:
         ins = [Placed(device, v.type, shift).filled(arrays[v.name]) for v in region.inputs]
         outs = [Placed(device, v.type, shift).filled(None) for v in region.outputs]
+        if pair is not None:
+            outs[pair[1]] = ins[pair[0]]
         workspace = device.allocate(plan.workspace_bytes)
         plan.enqueue([p.address for p in (*ins, *outs)], device.stream, workspace.handle)
         device.synchronize()
@@ -118,6 +128,18 @@ def check_region(
     wanted = gd.evaluate(graph, {n: seen.get(n, arrays[n]) for n in graph.inputs}, dtype=gd.float64)
     for name, value in graph.outputs.items():
         compare(name, found[value], wanted[name], value.type.dtype, (scales or {}).get(name, 0.0))
+
+
+def check_in_place(device: CudaDevice, region: Region, arrays: Mapping[str, Array], shift: int = 0) -> int:
+    """Runs the region once for each pair that its plan offers, the two being one memory; gives the number of pairs."""
+    pairs = NvrtcEngine().supports(region, device.target, Policy()).in_place  # type: ignore[union-attr]
+    seen = {v.name: settled(v.type, arrays[v.name]) for v in region.inputs}
+    wanted = gd.evaluate(region.graph, seen, dtype=gd.float64)
+    for pair in pairs:
+        found = run_region(device, region, seen, shift, pair=pair)
+        for name, value in region.graph.outputs.items():
+            compare(f"{name} with {pair} in place", found[value], wanted[name], value.type.dtype)
+    return len(pairs)
 
 
 def settled(type: TensorType, array: Array) -> Array:

@@ -16,7 +16,7 @@ from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
 from graphdnn.ir.types import DTYPES, Array, DType, channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
 from tests.engines.cudnn.layouts import Layout, whole
-from tests.gpu.region_runs import Placed, built, check_region, run_region
+from tests.gpu.region_runs import Placed, built, check_in_place, check_region, run_region
 from tests.ir.samples import draw
 
 pytestmark = pytest.mark.gpu
@@ -165,6 +165,48 @@ def test_shapes_and_layouts(device: CudaDevice, rng: Rng, name: str, shift: int)
     widest = max(v.type.dtype.itemsize for v in (*region.inputs, *region.outputs))
     shift = -(-shift // widest) * widest
     check_region(device, region, {v.name: draw(v.type, rng) for v in region.inputs}, shift)
+
+
+@pytest.mark.parametrize("shift", [0, 2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_in_place(device: CudaDevice, rng: Rng, name: str, shift: int) -> None:
+    """Each pair that a plan offers, with both addresses equal."""
+    build, layout = CASES[name]
+    g = gd.GraphBuilder(name)
+    region = whole(g.build(build(g)), layout)
+    widest = max(v.type.dtype.itemsize for v in (*region.inputs, *region.outputs))
+    arrays = {v.name: draw(v.type, rng) for v in region.inputs}
+    check_in_place(device, region, arrays, -(-shift // widest) * widest)
+
+
+@pytest.mark.parametrize("shape", [(129,), (33, 65), (2**20 + 7,), (300, 24)])
+def test_several_outputs_in_place(device: CudaDevice, rng: Rng, shape: tuple[int, ...]) -> None:
+    """Every output needs every input, so that an early store over an input would be seen."""
+    g = gd.GraphBuilder()
+    a, b, c = (g.input(n, shape, gd.float16) for n in "abc")
+    outputs = {"sum": a + b + c, "first": g.relu(a) * b, "second": g.sigmoid(c) - a, "third": g.tanh(b) * c}
+    region = whole(g.build(outputs), row_major)
+    assert check_in_place(device, region, {v.name: draw(v.type, rng) for v in region.inputs}) == 12
+
+
+@pytest.mark.parametrize("length", [1, 63, 65, 300, 1024, 4096, 9000, 40001])
+def test_rows_in_place(device: CudaDevice, rng: Rng, length: int) -> None:
+    """Residual sums that are outputs too, and what is normalized over them: two phases, both stores over inputs."""
+    g = gd.GraphBuilder()
+    x, r = g.input("x", (7, length), gd.float16), g.input("r", (7, length), gd.float16)
+    total = x + r
+    outputs = {"sum": total, "y": g.rms_norm(total, g.input("scale", (length,), gd.float16)), "late": g.softmax(r) * x}
+    region = whole(g.build({"sum": outputs["sum"], "y": outputs["y"]}), row_major)
+    check_in_place(device, region, {v.name: draw(v.type, rng) for v in region.inputs})
+    region = whole(g.build({"late": outputs["late"]}), row_major)
+    check_in_place(device, region, {v.name: draw(v.type, rng) for v in region.inputs})
+
+
+def test_a_written_slice_in_place(device: CudaDevice, rng: Rng) -> None:
+    g = gd.GraphBuilder()
+    x, u = g.input("x", (3, 65, 7), gd.float16), g.input("u", (3, 5, 7), gd.float16)
+    region = whole(g.build({"y": g.write_slice(x, u, 9, axis=1)}), row_major)
+    assert check_in_place(device, region, {v.name: draw(v.type, rng) for v in region.inputs}) == 1
 
 
 def test_numbers_in_float_and_integer_outputs_of_one_kernel(device: CudaDevice, rng: Rng) -> None:

@@ -102,6 +102,8 @@ def test_a_chain_of_pointwise_steps_works_in_place() -> None:
     one = 7 * 300 * 4
     assert schedule(graph, alone(graph)).arena_bytes < one + 2 * ALIGNMENT
     assert schedule(graph, alone(graph, in_place=False)).arena_bytes >= 2 * one
+    described = [Step(s.region, None, offered=s.in_place) for s in alone(graph)]
+    assert schedule(graph, described).arena_bytes == schedule(graph, alone(graph)).arena_bytes
 
 
 def test_nothing_is_written_over_a_value_that_is_read_later() -> None:

@@ -80,6 +80,7 @@ class NvrtcEngine:
             workspace_bytes=recipe.workspace_bytes,
             last_resort=family.last_resort,
             notes=(recipe.name, *recipe.notes),
+            in_place=recipe.in_place,
         )
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:

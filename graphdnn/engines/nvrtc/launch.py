@@ -46,6 +46,7 @@ class NvrtcPlan:
 
         self.name = recipe.name
         self.workspace_bytes = recipe.workspace_bytes
+        self.in_place = recipe.in_place
         self._launches = tuple(launches)
         self._launch_kernel = driver.cuLaunchKernel
         # Not at exit: the driver may be gone by then, and the process takes its memory along anyway.

@@ -11,7 +11,7 @@ from graphdnn.engines.nvrtc.emit import prelude
 from graphdnn.engines.nvrtc.group import Access, Demand, Store, held, load_group, wide_condition, work_group
 from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered, split_index, vector_width
 from graphdnn.engines.nvrtc.placement import Placement, place_results, placed_strides
-from graphdnn.engines.nvrtc.recipe import Family, Kernel, Recipe, all_buffers, buffers, parameters
+from graphdnn.engines.nvrtc.recipe import Family, Kernel, Pairs, Recipe, all_buffers, buffers, parameters
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
@@ -117,7 +117,24 @@ def generate(region: Region, target: Target) -> Recipe:
     groups = -(-walk.space.size // walk.width)
     grid = -(-groups // (BLOCK * walk.repeat))
     kernel = Kernel("pointwise", source(region, walk, groups), all_buffers(region), (grid, 1, 1), (BLOCK, 1, 1))
-    return Recipe(f"pointwise_x{walk.width}", (kernel,))
+    return Recipe(f"pointwise_x{walk.width}", (kernel,), in_place=in_place(region, walk))
+
+
+def in_place(region: Region, walk: Walk) -> Pairs:
+    """Inputs that lie as an output does, element for element, whatever reads them: each place loads, then stores.
+
+    Not where the output is smaller than the space: others than the place that stores would still read.  Of one type
+    only, since memory that is read and written as different types may be taken for different memory.
+    """
+    pairs: list[tuple[int, int]] = []
+    for i, value in enumerate(region.inputs):
+        ways = {a.strides for a in walk.loads.values() if a.value is value}
+        pairs += (
+            (i, o)
+            for o, store in enumerate(walk.stores)
+            if ways == {store.access.strides} and not store.only and value.type.dtype == store.access.value.type.dtype
+        )
+    return tuple(pairs)
 
 
 def estimate(region: Region, target: Target) -> float:
@@ -152,7 +169,8 @@ def source(region: Region, walk: Walk, groups: int) -> str:
     return "\n".join(
         (
             prelude(),
-            f'extern "C" __global__ void __launch_bounds__({BLOCK}) pointwise({parameters(region)}) {{',
+            f'extern "C" __global__ void __launch_bounds__({BLOCK}) pointwise('
+            f"{parameters(region, in_place(region, walk))}) {{",
             f"const {index} first = ({index})blockIdx.x * {BLOCK * walk.repeat} + threadIdx.x;",
             wide_condition(accesses, axis, width),
             *(f"{held(a, axis, width)} {kept[name]}[{walk.repeat}];" for name, a in walk.loads.items()),

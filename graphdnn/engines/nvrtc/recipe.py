@@ -54,14 +54,21 @@ class Kernel:
     options: tuple[str, ...] = ()
 
 
+Pairs = tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """The kernels that run a region, in order on one stream, and the scratch memory that they share."""
+    """The kernels that run a region, in order on one stream, and the scratch memory that they share.
+
+    `in_place` are pairs of input and output indices: the kernels work right with both addresses equal, for any of them.
+    """
 
     name: str
     kernels: tuple[Kernel, ...]
     workspace_bytes: int = 0
     notes: tuple[str, ...] = ()
+    in_place: Pairs = ()
 
 
 @dataclass(frozen=True)
@@ -117,11 +124,17 @@ def all_buffers(region: Region) -> tuple[Buffer, ...]:
     return tuple(Buffer(i) for i in range(len(region.inputs) + len(region.outputs)))
 
 
-def parameters(region: Region) -> str:
-    """C++ parameters p0, p1, ... for the region's inputs, then its outputs, as `buffers` numbers them."""
-    inputs = [f"const {v.type.dtype.text}* __restrict__" for v in region.inputs]
-    outputs = [f"{v.type.dtype.text}* __restrict__" for v in region.outputs]
-    return ", ".join(f"{declared} p{i}" for i, declared in enumerate((*inputs, *outputs)))
+def parameters(region: Region, in_place: Pairs = ()) -> str:
+    """C++ parameters p0, p1, ... for the region's inputs, then its outputs, as `buffers` numbers them.
+
+    Those of `in_place` may be one memory, and the compiler is not told otherwise.
+    """
+    count = len(region.inputs)
+    shared = {i for i, _ in in_place} | {count + o for _, o in in_place}
+    declared = [f"const {v.type.dtype.text}*" for v in region.inputs] + [
+        f"{v.type.dtype.text}*" for v in region.outputs
+    ]
+    return ", ".join(f"{text}{'' if i in shared else ' __restrict__'} p{i}" for i, text in enumerate(declared))
 
 
 def arithmetic(dtype: DType) -> str:

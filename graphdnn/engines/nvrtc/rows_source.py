@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from graphdnn.engines.nvrtc.emit import BOUNDS, emit_node, literal, prelude, register, storage, template
 from graphdnn.engines.nvrtc.indexing import offset_terms, split_index
-from graphdnn.engines.nvrtc.recipe import Argument, Kernel, Recipe, Scratch, buffers
+from graphdnn.engines.nvrtc.recipe import Argument, Kernel, Pairs, Recipe, Scratch, buffers, parameters
 from graphdnn.engines.nvrtc.rows_layout import Access, Layout, accesses, element
 from graphdnn.engines.nvrtc.rows_phases import Phase, phases
 from graphdnn.engines.nvrtc.rows_program import Output, Program, Term
@@ -38,10 +38,33 @@ def neutral(fold: Term) -> str:
 def recipe(region: Region, program: Program, layout: Layout, name: str) -> Recipe:
     """The kernels of a program."""
     if layout.splits == 1:
-        return Recipe(name, (Writer(region, program, layout, None).kernel(),))
+        kernel = Writer(region, program, layout, None).kernel()
+        return Recipe(name, (kernel,), in_place=in_place(region, program, layout))
     offsets, end = scratch(program, layout)
     kernels = tuple(Writer(region, program, layout, p, offsets).kernel() for p in range(program.phases + 1))
     return Recipe(f"{name}_split{layout.splits}", kernels, end)
+
+
+def in_place(region: Region, program: Program, layout: Layout) -> Pairs:
+    """Inputs that lie as an output does, element for element, and are loaded before it is stored.
+
+    Only where a block has its rows to itself and keeps what it loads: a thread then loads what it stores over, once.
+    """
+    if layout.splits > 1 or not layout.kept:
+        return ()
+    first: dict[Term, int] = {}
+    for number, work in enumerate(phases(program, True)):
+        for term in work.loads:
+            first.setdefault(term, number)
+    pairs: list[tuple[int, int]] = []
+    for i, value in enumerate(region.inputs):
+        loads = [t for t in program.loads if t.value is value]
+        for output in program.outputs:
+            same = all(layout.strides[t] == layout.strides[output] for t in loads)
+            before = all(t in first and first[t] <= output.term.phase for t in loads)
+            if output.varies and same and before and value.type.dtype == output.value.type.dtype:
+                pairs.append((i, region.outputs.index(output.value)))
+    return tuple(pairs)
 
 
 def scratch(program: Program, layout: Layout) -> tuple[dict[Term, int], int]:
@@ -76,18 +99,16 @@ class Writer:
     def kernel(self) -> Kernel:
         layout = self.layout
         entry = "rows" if self.only is None else f"rows_{self.only}"
-        count = len(self.region.inputs)
-        parameters = [f"const {storage(v.type.dtype)}* __restrict__ p{i}" for i, v in enumerate(self.region.inputs)]
-        parameters += [f"{storage(v.type.dtype)}* __restrict__ p{count + i}" for i, v in enumerate(self.region.outputs)]
+        declared = [parameters(self.region, in_place(self.region, self.program, layout))]
         arguments: list[Argument] = list(buffers(self.region).values())
         for fold, offset in self.offsets.items():
-            parameters.append(f"{register(accumulator(fold))}* w{self.ids[fold]}")
+            declared.append(f"{register(accumulator(fold))}* w{self.ids[fold]}")
             arguments.append(Scratch(offset))
         walks = self.only is None or self.phases[self.only].is_walk
         source = "\n".join(
             (
                 prelude() + template("rows.cu"),
-                f'extern "C" __global__ void __launch_bounds__({layout.threads}) {entry}({", ".join(parameters)}) {{',
+                f'extern "C" __global__ void __launch_bounds__({layout.threads}) {entry}({", ".join(declared)}) {{',
                 *self.place(),
                 *(self.section(p) for p in range(len(self.phases)) if self.only is None or p <= self.only),
                 "}\n",

@@ -1,5 +1,6 @@
 """Pointwise kernels without a device: the table is complete, the decisions are right, every kernel compiles."""
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -17,9 +18,9 @@ from graphdnn.engines.nvrtc.placement import operand_placement, right_aligned
 from graphdnn.engines.nvrtc.pointwise import plan_walk
 from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DTYPES, DType, channels_last
+from graphdnn.ir.types import DTYPES, DType, channels_last, row_major
 from graphdnn.target import Target
-from tests.engines.cudnn.layouts import whole
+from tests.engines.cudnn.layouts import Layout, whole
 from tests.ir.samples import pointwise
 
 H200 = Target.named("h200")
@@ -220,3 +221,85 @@ def test_equal_regions_have_equal_sources() -> None:
         return family_of(region).generate(region, H200).kernels[0].source
 
     assert text("one") == text("other")
+
+
+def pairs(
+    outputs: Callable[[gd.GraphBuilder], dict[str, gd.Value]], layout: Layout = row_major
+) -> set[tuple[str, str]]:
+    """Names of inputs and outputs that may share memory; their parameters alone are without __restrict__."""
+    g = gd.GraphBuilder()
+    region = whole(g.build(outputs(g)), layout)
+    answer = NvrtcEngine().supports(region, H200, Policy())
+    assert not isinstance(answer, Decline), answer
+    names = {v: n for n, v in region.graph.outputs.items()}
+    source = family_of(region).generate(region, H200).kernels[0].source
+    shared = {i for i, _ in answer.in_place} | {len(region.inputs) + o for _, o in answer.in_place}
+    for number, _ in enumerate((*region.inputs, *region.outputs)):
+        assert (f"* p{number}" in source) is (number in shared)
+        assert (f"* __restrict__ p{number}" in source) is (number not in shared)
+    return {(region.inputs[i].name, names[region.outputs[o]]) for i, o in answer.in_place}
+
+
+def test_what_lies_as_an_output_may_be_written_over() -> None:
+    def several(g: gd.GraphBuilder) -> dict[str, gd.Value]:
+        a, b = g.input("a", (5, 7), gd.float16), g.input("b", (7,), gd.float16)
+        c = g.input("c", (5, 7), gd.float32)
+        return {"y": g.relu(a) + b, "z": g.cast(c, gd.float16), "w": g.exp(c)}
+
+    assert pairs(several) == {("a", "y"), ("a", "z"), ("c", "w")}  # not b, which every row reads
+
+
+def test_an_operand_that_is_read_in_two_ways_is_not_written_over() -> None:
+    def vector(g: gd.GraphBuilder) -> dict[str, gd.Value]:
+        b = g.input("b", (4,), gd.float32)
+        return {"y": g.bias(g.bias(g.input("x", (4, 4), gd.float32), b, axis=0), b, axis=1)}
+
+    assert pairs(vector) == {("x", "y")}
+
+
+def test_a_small_output_is_written_over_nothing() -> None:
+    """Its operand is read all over the space."""
+
+    def small(g: gd.GraphBuilder) -> dict[str, gd.Value]:
+        s = g.sigmoid(g.input("s", (3, 5, 1), gd.float16))
+        return {"y": g.mul(g.input("x", (3, 5, 8), gd.float16), s), "s": s}
+
+    assert pairs(small) == {("x", "y")}
+
+
+def test_another_layout_is_not_written_over() -> None:
+    assert pairs(lambda g: {"y": g.relu(g.input("x", (6, 5), gd.float16, strides=(1, 6)))}) == set()
+    assert pairs(lambda g: {"y": g.relu(g.input("x", (6, 5), gd.float16, strides=(0, 1)))}) == set()
+
+
+@pytest.mark.parametrize(("length", "shared"), [(300, True), (4096, True), (2_000_003, False)])
+def test_rows_are_written_over_where_they_are_kept(length: int, shared: bool) -> None:
+    def sums(g: gd.GraphBuilder) -> dict[str, gd.Value]:
+        total = g.input("x", (700, length), gd.float16) + g.input("r", (700, length), gd.float16)
+        return {"sum": total, "y": g.softmax(total)}
+
+    assert pairs(sums) == ({(i, o) for i in ("x", "r") for o in ("sum", "y")} if shared else set())
+
+
+def test_what_a_later_phase_loads_is_not_written_over_by_an_earlier_one() -> None:
+    def late(g: gd.GraphBuilder) -> dict[str, gd.Value]:
+        x = g.input("x", (70, 300), gd.float16)
+        return {"early": g.relu(x), "y": g.softmax(x) * g.input("late", (70, 300), gd.float16)}
+
+    assert pairs(late) == {("x", "early"), ("x", "y"), ("late", "y")}
+
+
+def test_a_written_slice_is_written_in_place_where_it_lies_as_its_operand() -> None:
+    def written(strides: tuple[int, ...] | None) -> tuple[tuple[int, int], ...]:
+        g = gd.GraphBuilder()
+        x, u = g.input("x", (3, 65, 7), gd.float16, strides=strides), g.input("u", (3, 5, 7), gd.float16)
+        return family_in_place(whole(g.build({"y": g.write_slice(x, u, 9, axis=1)}), row_major))
+
+    assert written(None) == ((0, 0),)
+    assert written((455, 1, 65)) == ()
+
+
+def family_in_place(region: Region) -> tuple[tuple[int, int], ...]:
+    family = family_of(region)
+    assert not isinstance(family, Decline)
+    return family.generate(region, H200).in_place
