@@ -14,7 +14,7 @@ from typing import Any
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
-from graphdnn.ir.ops.movement import Slice, Split, WriteSlice
+from graphdnn.ir.ops.movement import Pad, Slice, Split, WriteSlice
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import TensorType, channels_last, row_major
 from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows, is_matrix, layouts
@@ -22,6 +22,9 @@ from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows
 IMAGE_RANKS = (4, 5)
 PENALTY = 2
 """Bytes that a convolution in row-major layout costs, for each byte of its image and its result."""
+
+COPIED = 1
+"""Bytes that a pad costs which turns what it copies: next to none, but enough to leave its operand's layout to it."""
 
 LAST, MAJOR = -1, -2
 """The two ends of the flow network; ops and values are numbered from 0."""
@@ -139,7 +142,8 @@ class Network:
             if side is None:
                 return
             home = side
-        readers = [place[u] for u in self.graph.users.get(value, ()) if u in place]
+        inside = [u for u in self.graph.users.get(value, ()) if u in place]
+        readers = [place[u] for u in inside if not isinstance(u.op, Pad)]
         others = [u for u in self.graph.users.get(value, ()) if u not in place]
         if any(converts_channels_last(u, value) for u in others):
             readers.append(MAJOR)
@@ -151,6 +155,9 @@ class Network:
         for reader in dict.fromkeys(readers):
             self.connect(turned, reader, None)
             self.connect(reader, returned, None)
+        for copier in (place[u] for u in inside if isinstance(u.op, Pad)):
+            self.connect(home, copier, COPIED)
+            self.connect(copier, home, COPIED)
         self.connect(home, turned, value.type.nbytes)
         self.connect(returned, home, value.type.nbytes)
 

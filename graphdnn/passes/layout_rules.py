@@ -158,7 +158,10 @@ def image_layouts(op: Op, operands: Sequence[TensorType], results: Sequence[Tens
         return Layouts(anything(operands), tuple(v.strides for v in views))
     rank = results[0].rank
     dense = isinstance(op, CONVOLUTIONS)
-    needs = (None if t.rank != rank or fits(t, last, dense) else image_strides(t.shape, last) for t in operands)
+    anyhow = isinstance(op, Pad)  # a copy, which turns the image as it goes
+    needs = (
+        None if anyhow or t.rank != rank or fits(t, last, dense) else image_strides(t.shape, last) for t in operands
+    )
     return Layouts(tuple(needs), tuple(in_image_order(r, last, rank) for r in results))
 
 

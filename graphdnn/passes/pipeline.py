@@ -3,7 +3,7 @@
 The order: no dead nodes (prune: engines are never asked about a region without results), types (promote), then fewer
 and canonical nodes, then larger ops (raise), then fewer of them (fold), then ops that some engine takes (complete,
 expand), views out of the way of pointwise ops (sink), products side by side whose biases stand right behind them
-(merge), and layouts last, when the nodes to lay out are known.
+(merge), images of few channels padded where that pays (pad), and layouts last, when the nodes to lay out are known.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.merge import merge_products
+from graphdnn.passes.padding import pad_channels
 from graphdnn.passes.promote import promote
 from graphdnn.passes.raising import raise_ops
 from graphdnn.passes.rewrite import Refusal, Rewritten
@@ -27,7 +28,7 @@ from graphdnn.passes.sinking import sink_views
 Ask = Callable[[Region], float | None]
 """Cheapest estimated microseconds at which some engine runs a region; None where none takes it."""
 
-OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "merge", "fuse")
+OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "merge", "pad", "fuse")
 """Passes that a user may leave out; without the others the graph could not run."""
 
 
@@ -54,6 +55,7 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         ("expand", lambda g: expand(g, ask)),
         ("sink", sink_views),
         ("merge", lambda g: merge_products(g, ask)),
+        ("pad", lambda g: pad_channels(g, ask)),
         ("layout", assign_layouts),
     )
     records: list[PassRecord] = []

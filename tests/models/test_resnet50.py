@@ -52,9 +52,12 @@ def test_nothing_is_left_over(report) -> None:
 
 
 def test_the_only_conversion_is_at_the_input(report) -> None:
-    conversions = [r for r in report.regions if r.pattern == "convert"]
-    assert len(conversions) == 1
-    assert conversions[0].nodes == ()
+    """It is a pad: the three channels become four on the way to channels-last."""
+    conversions = [r for r in report.regions if r.pattern in ("convert", "pad")]
+    assert [(r.pattern, r.nodes, r.kernels) for r in conversions] == [("pad", (), 1)]
+    assert conversions[0] is report.regions[0]
+    (change,) = next(p.changes for p in report.passes if p.name == "pad")
+    assert change.startswith("conv1, bn1: x is padded with zeros from 3 to 4 channels")
 
 
 def test_batch_norms_are_listed_under_the_convs_they_fold_into(report) -> None:

@@ -20,6 +20,9 @@ from graphdnn.ir.types import DType, TensorType
 
 Strides = tuple[int, ...]
 
+SHORT_BYTES = 16
+"""An innermost axis as short as this is written as a whole, padding included."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -69,7 +72,8 @@ class Job:
     """One box: its extents, where it goes, and what goes there: elements, a number (its bits), or counting up.
 
     With `lookup` the elements come from where an index says; `reshaped` gives the extents in whose row-major order
-    the source is counted where no strides do.
+    the source is counted where no strides do.  With `filled` the source has only so many elements along the axis that
+    is innermost in the result; the number follows behind them.
     """
 
     extents: tuple[int, ...]
@@ -81,6 +85,7 @@ class Job:
     into: Window | None = None
     around: Window | None = None
     reshaped: tuple[int, ...] | None = None
+    filled: int | None = None
 
     @property
     def size(self) -> int:
@@ -111,6 +116,8 @@ def simplified(job: Job) -> Job:
     if job.around is not None:
         # An access of its own keeps the window's axis apart from all others, and finds it again.
         accesses.append(tuple(int(a == job.around.axis) for a in range(rank)))
+    if job.filled is not None:
+        accesses.append(tuple(int(s == 1) for s in job.target.strides))  # likewise
     space = collapsed(ordered(Space(job.extents, tuple(accesses)), 0))
     rest = list(space.accesses)
     target = replace(job.target, strides=rest.pop(0))
@@ -185,12 +192,19 @@ def concatenated(node: Node, number: Numbers) -> list[Job]:
 
 
 def padded(node: Node, number: Numbers) -> list[Job]:
-    """The inside, and for each axis the slabs before and behind it, within the inside along the axes before."""
+    """The inside, and for each axis the slabs before and behind it, within the inside along the axes before.
+
+    What stands behind a short innermost axis that alone is padded goes with the inside.
+    """
     assert isinstance(node.op, Pad)
     x, y, padding = node.operands[0], node.result, node.op.padding
     strides = y.type.layout
     inside = tuple(lo for lo, _ in padding)
     bits = bits_of(node.op.value, y.type.dtype)
+    grown = [axis for axis, pair in enumerate(padding) if pair != (0, 0)]
+    if len(grown) == 1 and x.literal is None and is_short(y.type, grown[0]) and not inside[grown[0]]:
+        whole = copied(x, x.type.layout, 0, Place(number[y], strides), y.type.shape, number)
+        return [replace(whole, bits=bits, filled=x.type.shape[grown[0]])]
     corner = sum(n * s for n, s in zip(inside, strides, strict=True))
     jobs = [copied(x, x.type.layout, 0, Place(number[y], strides, corner), x.type.shape, number)]
     for axis, (lo, hi) in enumerate(padding):
@@ -200,6 +214,12 @@ def padded(node: Node, number: Numbers) -> list[Job]:
                 extents = (*x.type.shape[:axis], count, *y.type.shape[axis + 1 :])
                 jobs.append(Job(extents, Place(number[y], strides, before + first * strides[axis]), bits=bits))
     return jobs
+
+
+def is_short(type: TensorType, axis: int) -> bool:
+    """Whether an axis is the innermost one, and as short as what a thread writes at once."""
+    innermost = [a for a, (n, s) in enumerate(zip(type.shape, type.layout, strict=True)) if n > 1 and s == 1]
+    return innermost == [axis] and type.shape[axis] * type.dtype.itemsize <= SHORT_BYTES
 
 
 def gathered(node: Node, number: Numbers) -> list[Job]:

@@ -1,4 +1,5 @@
-"""Kernels that move elements: copies of boxes, vectorized along what is dense, turned through shared memory if need be.
+"""Kernels that move elements: copies of boxes, vectorized along what is dense, turned through shared memory if need be,
+or in registers where pixels have few channels.
 
 One kernel does all boxes of an op (up to MOST_JOBS); each block works on one of them.
 """
@@ -13,11 +14,11 @@ from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.copies import MOVES, Job, Place, Start, jobs_of
 from graphdnn.engines.nvrtc.emit import template
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
-from graphdnn.engines.nvrtc.recipe import Buffer, Family, Kernel, Pairs, Recipe
+from graphdnn.engines.nvrtc.packing import Packing, groups_of, packing_of
+from graphdnn.engines.nvrtc.recipe import Buffer, Family, Kernel, Recipe
 from graphdnn.engines.nvrtc.turning import Tile, tile_counts, tile_of, widest
-from graphdnn.ir.ops.movement import WriteSlice
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DType, normalized_strides
+from graphdnn.ir.types import DType
 from graphdnn.target import Target
 
 BLOCK = 256
@@ -30,12 +31,15 @@ REPEAT = 4
 WIDE_REACH, TURNED_REACH, NARROW_REACH = 0.9, 0.8, 0.45
 """Parts of the copy bandwidth: whole vectors; turned through shared memory; element by element."""
 
+PACKED_REACH = 0.8
+"""The same for pixels packed in registers; a guess, not measured."""
+
 UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One job as part of a kernel: its way (a tile, or none for a walk), its vectors, blocks and index type."""
+    """One job as part of a kernel: its way (a tile, a packing, or neither for a walk), vectors, blocks, index type."""
 
     job: Job
     tile: Tile | None
@@ -43,6 +47,7 @@ class Piece:
     repeat: int
     blocks: int
     index: str
+    packing: Packing | None = None
 
 
 def takes(region: Region) -> Decline | None:
@@ -63,18 +68,27 @@ def pieces_of(region: Region, target: Target) -> tuple[Piece, ...]:
 def piece(job: Job, size: int, target: Target) -> Piece:
     """Decides how one box is moved."""
     index = "int" if reach(job) <= LARGEST_INT else "i64"
+    packing = packing_of(job, size)
+    if packing is not None:
+        groups = prod(groups_of(job, packing))
+        repeat = repeats(groups, target)
+        return Piece(job, None, 1, repeat, -(-groups // (BLOCK * repeat)), index, packing)
     tile = tile_of(job, size, target)
     if tile is not None:
         tiles = prod(tile_counts(job, tile))
         return Piece(job, tile, 1, 1, tiles, index)
     width = walk_width(job, size)
     groups = -(-job.size // width)
-    repeat = REPEAT if groups >= REPEAT * BLOCK * 4 * target.sm_count else 1
+    repeat = repeats(groups, target)
     blocks = -(-groups // (BLOCK * repeat))
     if job.around is not None:
         # Where x is the result already, these blocks have nothing to do, so there are few of them and each goes on.
         blocks = min(blocks, 8 * target.sm_count)
     return Piece(job, None, width, repeat, blocks, index)
+
+
+def repeats(groups: int, target: Target) -> int:
+    return REPEAT if groups >= REPEAT * BLOCK * 4 * target.sm_count else 1
 
 
 def reach(job: Job) -> int:
@@ -112,34 +126,34 @@ def generate(region: Region, target: Target) -> Recipe:
     size = element_size(region)
     kernels = [kernel(region, pieces[i : i + MOST_JOBS], size) for i in range(0, len(pieces), MOST_JOBS)]
     turned = any(p.tile for p in pieces)
-    name = f"move_{'turned' if turned else f'x{min(p.width for p in pieces)}'}"
+    packed = any(p.packing for p in pieces)
+    name = f"move_{'turned' if turned else 'packed' if packed else f'x{min(p.width for p in pieces)}'}"
     notes = ["turned through shared memory"] if turned else []
+    if packed:
+        notes.append("the few channels of a pixel are put side by side in registers")
     if any(p.job.around for p in pieces):
         notes.append("only the window is written where the result has the operand's address")
-    return Recipe(name, tuple(kernels), notes=tuple(notes), in_place=in_place(region))
-
-
-def in_place(region: Region) -> Pairs:
-    """A written slice's operand, where the result lies as it does: all but the window then stays as it is."""
-    node = region.nodes[0]
-    if not isinstance(node.op, WriteSlice):
-        return ()
-    x, y = node.operands[0].type, node.result.type
-    alike = normalized_strides(x.shape, x.layout) == normalized_strides(y.shape, y.layout)
-    return ((region.inputs.index(node.operands[0]), 0),) if alike and node.operands[0] is not node.operands[1] else ()
+    return Recipe(name, tuple(kernels), notes=tuple(notes))
 
 
 def estimate(region: Region, target: Target) -> float:
     pieces = pieces_of(region, target)
     size = element_size(region)
-    seconds = sum(
-        p.job.size * size * (1 + (p.job.source is not None)) / (target.bandwidth * piece_reach(p, size)) for p in pieces
-    )
+    seconds = sum(moved_elements(p.job) * size / (target.bandwidth * piece_reach(p, size)) for p in pieces)
     return -(-len(pieces) // MOST_JOBS) * target.launch_us + 1e6 * seconds
+
+
+def moved_elements(job: Job) -> int:
+    """Elements that are read and written."""
+    if job.source is None:
+        return job.size
+    return job.size + (job.size if job.filled is None else job.size // job.extents[-1] * job.filled)
 
 
 def piece_reach(p: Piece, size: int) -> float:
     """Part of the copy bandwidth that a piece reaches."""
+    if p.packing is not None:
+        return PACKED_REACH
     widths = (p.tile.width_in, p.tile.width_out) if p.tile else (p.width,)
     if min(widths) * size < 4:
         return NARROW_REACH
@@ -158,7 +172,7 @@ def kernel(region: Region, pieces: Sequence[Piece], size: int) -> Kernel:
         lines += [
             f"if (blockIdx.x < {first + p.blocks}u) {{",
             f"const {p.index} block = ({p.index})blockIdx.x - {first};",
-            *(turned_text(p, size) if p.tile else walked_text(p, size)),
+            *text_of(p, size),
             "return;\n}",
         ]
         first += p.blocks
@@ -173,6 +187,12 @@ def kernel(region: Region, pieces: Sequence[Piece], size: int) -> Kernel:
         )
     )
     return Kernel("move", source, tuple(Buffer(n) for n in used), (first, 1, 1), (BLOCK, 1, 1))
+
+
+def text_of(p: Piece, size: int) -> list[str]:
+    if p.packing is not None:
+        return packed_text(p, p.packing, size)
+    return turned_text(p, size) if p.tile else walked_text(p, size)
 
 
 def parameters_of(job: Job) -> list[int]:
@@ -219,6 +239,51 @@ def turned_text(p: Piece, size: int) -> list[str]:
         f"const int rows = at_most({tile.extent_d}, {job.extents[tile.d]} - d0);",
         f"turn_tile<E, {p.index}, {', '.join(map(str, shape))}, {', '.join(flags)}, {BLOCK}>(tile, in, out, "
         f"{source.strides[tile.d]}, {job.target.strides[tile.s]}, rows, columns, {wide_in}, {wide_out});",
+    ]
+
+
+def packed_text(p: Piece, packing: Packing, size: int) -> list[str]:
+    """Groups of pixels, each thread taking `repeat` of them; all loads stand before the first store."""
+    job, source, kind = p.job, p.job.source, p.index
+    assert source is not None
+    counts = groups_of(job, packing)
+    total, row, pixels = prod(counts), len(counts) - 1, packing.pixels
+    names = [f"i{axis}" for axis in range(len(counts))]
+    extent = job.extents[-2] if len(job.extents) > 1 else 1
+    at = [*names[:row], "s0"]
+    from_steps, to_steps = (place.strides[:-1] or (0,) for place in (source, job.target))
+    left = f"at_most({pixels}, {extent} - s0)" if extent % pixels else str(pixels)
+    loop = f"#pragma unroll\nfor (int r = 0; r < {p.repeat}; ++r) {{\nconst {kind} wanted = base + r * {BLOCK};"
+    where = [
+        *split_index("group", counts, names, kind),
+        f"const {kind} s0 = i{row} * {pixels};",
+        f"const int count = {left};",
+    ]
+    shape = f"E, {pixels}, {packing.written}"
+    return [
+        f"const {kind} base = block * {BLOCK * p.repeat} + threadIdx.x;",
+        f"const E* in = {based(source)};",
+        f"E* out = {based(job.target)};",
+        "const auto pack = [&](auto wide) {",
+        "constexpr bool WIDE = decltype(wide)::value;",
+        f"Pixels<{shape}> held[{p.repeat}];",
+        loop,
+        f"const {kind} group = wanted < {total} ? wanted : {total - 1};",
+        *where,
+        f"held[r] = gather_pixels<{shape}, {packing.read}, WIDE ? {packing.width_in} : 1>("
+        f"in + ({offset_terms(from_steps, at)}), ({kind}){source.strides[-1]}, ({kind}){from_steps[-1]}, count, "
+        f"(E){job.bits}ull);",
+        "}",
+        loop,
+        f"if (wanted >= {total}) return;",
+        f"const {kind} group = wanted;",
+        *where,
+        f"scatter_pixels<{shape}, WIDE ? {packing.width_out} : 1>("
+        f"out + ({offset_terms(to_steps, at)}), held[r], count);",
+        "}\n};",
+        f"if (aligned({packing.width_in * size}, p{source.parameter}) && "
+        f"aligned({packing.width_out * size}, p{job.target.parameter})) pack(Flag<true>{{}});",
+        "else pack(Flag<false>{});",
     ]
 
 

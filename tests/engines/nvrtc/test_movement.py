@@ -10,6 +10,7 @@ from graphdnn.engines.nvrtc import movement
 from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.copies import Job, Place, Start, jobs_of, refined
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
+from graphdnn.engines.nvrtc.packing import Packing, groups_of
 from graphdnn.engines.nvrtc.turning import pitch, tile_counts, tile_of
 from graphdnn.ir.evaluate import apply
 from graphdnn.ir.region import Region
@@ -55,6 +56,29 @@ REGIONS: dict[str, Region] = {
         padding=((0, 0), (0, 5), (1, 1), (2, 0)),
         value=-7.0,
     ),
+    "pad_channels": move(
+        "pad",
+        dense((2, 3, 5, 7), gd.float16),
+        to=[dense((2, 4, 5, 7), gd.float16, LAST)],
+        padding=((0, 0), (0, 1), (0, 0), (0, 0)),
+    ),
+    "pad_channels_in_place": move(
+        "pad",
+        dense((2, 5, 3, 4), gd.float16, LAST),
+        to=[dense((2, 8, 3, 4), gd.float16, LAST)],
+        padding=((0, 0), (0, 3), (0, 0), (0, 0)),
+        value=-1.5,
+    ),
+    "pad_columns": move("pad", dense((6, 3), gd.float32), padding=((0, 0), (0, 1)), value=2.5),
+    "pad_one_row": move("pad", dense((5,), gd.int8), padding=((0, 4),), value=3.0),
+    "pad_a_slice_of_rows": move(
+        "pad",
+        TensorType((2, 3, 5, 6), gd.float16, (240, 80, 16, 1)),
+        to=[dense((2, 7, 5, 6), gd.float16, LAST)],
+        padding=((0, 0), (0, 4), (0, 0), (0, 0)),
+    ),
+    "three_channels_to_last": convert((2, 3, 6, 8), gd.float16, None, LAST),
+    "four_channels_to_last": convert((3, 4, 5, 7), gd.float32, None, LAST),
     "pad_nothing": move("pad", dense((3, 5), gd.float64), padding=((0, 0), (0, 0)), value=1.0),
     "gather": move("gather", dense((11, 16), gd.float16), dense((4, 3), gd.int32), axis=0),
     "gather_columns": move("gather", dense((5, 7, 3), gd.float32), dense((4,), gd.int64), axis=1),
@@ -121,10 +145,14 @@ class Memory:
     def elements(self, job: Job, goal: Array) -> Array:
         if job.counts:
             return np.arange(job.size).astype(goal.dtype).reshape(job.extents)
+        number = np.frombuffer(job.bits.to_bytes(goal.itemsize, "little"), goal.dtype)
         if job.source is None:
-            number = np.frombuffer(job.bits.to_bytes(goal.itemsize, "little"), goal.dtype)
             return np.broadcast_to(number, job.extents)
         flat = self.flat[job.source.parameter]
+        if job.filled is not None:
+            inside = self.box(flat, (*job.extents[:-1], job.filled), job.source)
+            behind = np.broadcast_to(number, (*job.extents[:-1], job.extents[-1] - job.filled))
+            return np.concatenate((inside, behind), -1)
         if job.reshaped is not None:
             return self.box(flat, job.reshaped, job.source).reshape(job.extents)
         if job.lookup is None:
@@ -163,6 +191,10 @@ def test_pieces_cover_their_boxes(name: str) -> None:
             steps = {piece.tile.s: piece.tile.extent_s, piece.tile.d: piece.tile.extent_d}
             for axis, n in enumerate(piece.job.extents):
                 assert (counts[axis] - 1) * steps.get(axis, 1) < n <= counts[axis] * steps.get(axis, 1)
+        elif piece.packing is not None:
+            groups = np.prod(groups_of(piece.job, piece.packing))
+            assert piece.blocks * movement.BLOCK * piece.repeat >= groups
+            assert groups * piece.packing.pixels * piece.packing.written >= piece.job.size
         elif piece.job.around is None:
             assert piece.blocks * movement.BLOCK * piece.repeat * piece.width >= piece.job.size
 
@@ -210,7 +242,7 @@ def test_vectors_where_addresses_allow() -> None:
         return tile.width_in, tile.width_out
 
     assert widths(convert((32, 64, 56, 56), gd.float16, None, LAST)) == (8, 8)
-    assert widths(convert((32, 3, 224, 224), gd.float16, None, LAST)) == (8, 8)
+    assert widths(convert((32, 5, 224, 224), gd.float16, None, LAST)) == (8, 8)
     assert widths(convert((32, 3, 224, 224), gd.float32, LAST, None)) == (4, 4)
     assert widths(convert((32, 23, 7, 7), gd.float16, None, LAST)) == (1, 1)
     assert widths(convert((32, 512, 7, 7), gd.float16, None, LAST)) == (8, 8)
@@ -218,6 +250,54 @@ def test_vectors_where_addresses_allow() -> None:
     assert movement.pieces_of(REGIONS["gather"], H200)[0].width == 8
     assert movement.pieces_of(REGIONS["gather_innermost"], H200)[0].width == 1
     assert movement.pieces_of(REGIONS["write_innermost"], H200)[0].width == 1
+
+
+def padded(shape: tuple[int, ...], channels: int, dtype: DType, before: tuple[int, ...] | None = None) -> Region:
+    """An image padded to so many channels, channels-last."""
+    to = dense((shape[0], channels, *shape[2:]), dtype, LAST)
+    behind = ((0, 0), (0, channels - shape[1]), (0, 0), (0, 0))
+    return move("pad", dense(shape, dtype, before), to=[to], padding=behind)
+
+
+@pytest.mark.parametrize(
+    ("region", "expected"),
+    [
+        (padded((32, 3, 224, 224), 4, gd.float16), Packing(2, 3, 4, 2, 8)),
+        (padded((32, 3, 225, 223), 4, gd.float16), Packing(2, 3, 4, 1, 4)),
+        (padded((1, 3, 225, 223), 4, gd.float16), Packing(2, 3, 4, 1, 4)),
+        (padded((32, 7, 224, 224), 8, gd.float16), Packing(1, 7, 8, 1, 8)),
+        (padded((32, 1, 15, 15), 4, gd.float16), Packing(2, 1, 4, 2, 8)),
+        (padded((32, 3, 224, 224), 4, gd.float16, LAST), Packing(2, 3, 4, 1, 8)),
+        (padded((32, 3, 224, 224), 4, gd.float32), Packing(1, 3, 4, 1, 4)),
+        (convert((32, 3, 224, 224), gd.float16, None, LAST), Packing(8, 3, 3, 8, 8)),
+        (convert((32, 3, 15, 15), gd.float16, None, LAST), Packing(8, 3, 3, 1, 1)),
+        (convert((32, 4, 224, 224), gd.float32, None, LAST), Packing(1, 4, 4, 1, 4)),
+        (convert((32, 8, 224, 224), gd.float16, None, LAST), None),
+        (convert((32, 3, 224, 224), gd.float16, LAST, None), None),
+        (convert((32, 1, 224, 224), gd.float16, None, LAST), None),
+    ],
+)
+def test_few_channels_are_packed_in_registers(region: Region, expected: Packing | None) -> None:
+    (piece,) = movement.pieces_of(region, H200)
+    assert piece.packing == expected
+    assert piece.packing is None or piece.tile is None
+    assert len(movement.generate(region, H200).kernels) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5, 7])
+@pytest.mark.parametrize("to", [4, 8])
+def test_packing_compiles(channels: int, to: int) -> None:
+    for shape in ((3, channels, 7, 9), (2, channels, 16, 24)):
+        if channels < to:
+            (kernel,) = movement.generate(padded(shape, to, gd.float16), H200).kernels
+            cubin = compile_cubin(kernel.source, "sm_90")
+            assert isinstance(cubin, bytes), cubin
+
+
+def test_padded_channels_are_priced_by_what_is_read_and_written() -> None:
+    region = padded((32, 3, 224, 224), 4, gd.float16)
+    floor = 1e6 * (region.read_bytes + region.written_bytes) / H200.bandwidth
+    assert floor < movement.estimate(region, H200) - H200.launch_us < 1.3 * floor
 
 
 def test_one_kernel_for_all_operands_of_a_concat() -> None:

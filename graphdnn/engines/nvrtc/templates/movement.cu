@@ -61,3 +61,39 @@ __device__ __forceinline__ void turn_tile(E* tile, const E* in, E* out, Index in
         }
     }
 }
+
+// V neighbouring pixels of P channels each.
+template <class E, int V, int P> struct Pixels { E at[V * P]; };
+
+template <bool B> struct Flag { static constexpr bool value = B; };
+
+// `count` of V pixels: C channels, `plane` apart in memory, and `fill` behind them.  W pixels move at once, which divides
+// `count`; where W > 1 pixels are neighbours in memory.  No load stands behind a branch: what is not there is read as the
+// first pixel, and not stored.
+template <class E, int V, int P, int C, int W, class Index>
+__device__ __forceinline__ Pixels<E, V, P> gather_pixels(const E* in, Index plane, Index pixel, int count, E fill) {
+    Pixels<E, V, P> held;
+    _Pragma("unroll") for (int c = 0; c < P; ++c) {
+        _Pragma("unroll") for (int v = 0; v < V; v += W) {
+            const int first = v < count ? v : 0;
+            if constexpr (W > 1) {
+                const Pack<E, W> some = c < C ? load_pack<E, W>(in + (c * plane + first), true) : splat<E, W>(fill);
+                _Pragma("unroll") for (int j = 0; j < W; ++j) held.at[(v + j) * P + c] = some.at[j];
+            } else {
+                held.at[v * P + c] = c < C ? in[c * plane + first * pixel] : fill;
+            }
+        }
+    }
+    return held;
+}
+
+// The same pixels to dense memory, W elements at once, which divides `count * P`.
+template <class E, int V, int P, int W>
+__device__ __forceinline__ void scatter_pixels(E* out, const Pixels<E, V, P>& held, int count) {
+    _Pragma("unroll") for (int i = 0; i < V * P; i += W) {
+        if (i >= count * P) continue;
+        Pack<E, W> some;
+        _Pragma("unroll") for (int j = 0; j < W; ++j) some.at[j] = held.at[i + j];
+        store_pack<E, W>(out + i, some, true);
+    }
+}

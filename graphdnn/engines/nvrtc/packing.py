@@ -1,0 +1,74 @@
+"""Packing pixels: boxes whose innermost axis in the result is so short that one thread writes all of it.
+
+A thread reads neighbouring pixels of each plane at once and writes them with their channels side by side, as from NCHW
+of three channels to NHWC of three, or of four with zeros behind: no shared memory, whole vectors where strides allow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphdnn.engines.nvrtc.copies import SHORT_BYTES, Job
+from graphdnn.engines.nvrtc.turning import widest
+
+MOST_BYTES = 64
+"""Elements that one thread holds at once."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a box is packed: pixels that a thread takes, channels that it reads and writes of each, and its vectors."""
+
+    pixels: int
+    read: int
+    written: int
+    width_in: int
+    width_out: int
+
+
+def packing_of(job: Job, size: int) -> Packing | None:
+    """The packing of a box that ends in few channels; None where another way does as well."""
+    plain = job.lookup is None and job.into is None and job.around is None and job.reshaped is None
+    if not plain or job.source is None or job.target.strides[-1] != 1:
+        return None
+    written = job.extents[-1]
+    if written == 1 or written * size > SHORT_BYTES:
+        return None
+    in_rows = len(job.extents) > 1 and job.target.strides[-2] == written
+    pixels = pixels_at_once(written, size) if in_rows else 1
+    if job.filled is None and not pays(job, written, pixels, size):
+        return None
+    read = written if job.filled is None else job.filled
+    # The axis of pixels is split into groups: each starts at a multiple of the width, and so does what is left.
+    source, target, rest = job.source, job.target, len(job.extents) - 2
+    left = job.extents[-2] % pixels if in_rows else 0
+    terms_in = [source.offset, pixels, left, *source.strides[:rest], *([source.strides[-1]] if read > 1 else [])]
+    terms_out = [target.offset, pixels * written, left * written, *target.strides[: rest if in_rows else rest + 1]]
+    neighbours = in_rows and source.strides[-2] == 1
+    return Packing(
+        pixels, read, written, widest(16 // size, terms_in) if neighbours else 1, widest(16 // size, terms_out)
+    )
+
+
+def pays(job: Job, written: int, pixels: int, size: int) -> bool:
+    """Whether a turned box is read in at least 4 bytes and written in whole vectors."""
+    assert job.source is not None
+    turned = len(job.extents) > 1 and job.source.strides[-2] == 1 and job.source.strides[-1] > 1
+    return turned and pixels * size >= 4 and pixels * written * size % 16 == 0
+
+
+def pixels_at_once(written: int, size: int) -> int:
+    """Pixels that fill whole 16-byte vectors, or fewer where a thread would hold too much."""
+    pixels = 1
+    while pixels * written * size % 16:
+        pixels *= 2
+    while pixels * written * size > MOST_BYTES:
+        pixels //= 2
+    return pixels
+
+
+def groups_of(job: Job, packing: Packing) -> tuple[int, ...]:
+    """Groups of pixels along each axis of the box but the last."""
+    if len(job.extents) == 1:
+        return (1,)
+    return (*job.extents[:-2], -(-job.extents[-2] // packing.pixels))
