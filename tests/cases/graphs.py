@@ -34,13 +34,14 @@ class Case:
         return {n: draw(v.type, rng) for n, v in graph.inputs.items()}
 
     def check(self, graph: gd.Graph, inputs: Arrays, found: Arrays) -> None:
-        """Outputs are within the tolerance of their types, and zero where zero is right."""
+        """Outputs are within the tolerance of their types, and zero where the case says zero."""
         expected = gd.evaluate(graph, inputs, gd.float64)
         for name, value in expected.items():
             right = value if self.right is None else self.right[name]
             assert relative_error(value, right) <= 1e-6, f"the definition itself gives another {name}"
             assert relative_error(found[name], right) <= TOLERANCE[narrowest(graph)], name
-            assert not np.asarray(found[name], np.float64)[np.asarray(right) == 0].any(), name
+            if self.right is not None:
+                assert not np.asarray(found[name], np.float64)[np.asarray(right) == 0].any(), name
 
     def __str__(self) -> str:
         return self.name

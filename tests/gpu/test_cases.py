@@ -140,7 +140,7 @@ def misaligned(inputs: dict[str, np.ndarray]) -> dict[str, object]:
 WAYS = {"contiguous": contiguous, "interleaved": interleaved, "misaligned": misaligned, "numpy": dict}
 
 
-@pytest.mark.parametrize("order", permutations(WAYS), ids="-".join)
+@pytest.mark.parametrize("order", list(permutations(WAYS)), ids="-".join)
 def test_t1_memory_may_lie_in_any_way_and_order(order: tuple[str, ...], rng: np.random.Generator) -> None:
     graph, other = attention(gd.float16), attention(gd.bfloat16)
     exe, wide = gd.compile(graph, target="cuda"), gd.compile(other, target="cuda")
