@@ -120,7 +120,9 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
     conflicts = {(offer.region, bid_engine(offer.payload)): reason for offer, reason in made.cover.conflicts}
     candidates: list[tuple[Region, CandidateReport]] = []
     seen: set[str] = set()
-    for region in (*(p.region for p in made.proposals), *made.expanded):
+    proposed = {(p.region.key, p.region.origins) for p in made.proposals}
+    whole = (r for r in made.expanded if (r.key, r.origins) not in proposed)
+    for region in (*(p.region for p in made.proposals), *whole):
         is_first = region.key not in seen
         seen.add(region.key)
         for engine, answer in made.desk.answers(region).items():
