@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 from graphdnn.errors import GraphError
@@ -73,6 +74,14 @@ class Op(ABC):
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
         """Arithmetic operations, a multiply-add counted as two; one per result element unless an op says otherwise."""
         return sum(r.size for r in results)
+
+    def bytes_read(self, index: int, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Bytes of operand `index` that a kernel reads, each once: all of it unless an op says otherwise.
+
+        What strides of 0 repeat counts once.
+        """
+        type = operands[index]
+        return type.dtype.itemsize * prod(n for n, s in zip(type.shape, type.layout, strict=True) if s or n == 1)
 
     def view(self, operand: TensorType) -> tuple[View, ...] | None:
         """How each result aliases the first operand, whose strides are `operand.layout`; None where it must be copied.

@@ -72,9 +72,16 @@ class Region:
         """Names of the user's nodes whose work the region does, in order."""
         return tuple(dict.fromkeys(o for n in self.nodes for o in n.origins))
 
-    @property
+    @cached_property
     def read_bytes(self) -> int:
-        return sum(v.type.nbytes for v in self.inputs)
+        """Bytes of the inputs that the nodes need, each once: of a gather's table the rows that it takes."""
+        needed = dict.fromkeys(self.inputs, 0)
+        for node in self.nodes:
+            for index, value in enumerate(node.operands):
+                if value in needed:
+                    read = node.op.bytes_read(index, node.operand_types, node.result_types)
+                    needed[value] = max(needed[value], read)
+        return sum(needed.values())
 
     @property
     def written_bytes(self) -> int:

@@ -207,6 +207,9 @@ class Slice(Renaming):
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
         return (x[tuple(map(slice, self.starts, self.stops, self.steps))],)
 
+    def bytes_read(self, index: int, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        return min(results[0].nbytes, super().bytes_read(index, operands, results))
+
     def view(self, operand: TensorType) -> tuple[View, ...] | None:
         strides = tuple(s * step for s, step in zip(operand.layout, self.steps, strict=True))
         return (View(strides, sum(s * start for s, start in zip(operand.layout, self.starts, strict=True))),)
@@ -294,6 +297,11 @@ class Gather(Op):
             raise GraphError(f"gather: indices are {indices}; int32 or int64 is needed")
         return (TensorType((*x.shape[: self.axis], *indices.shape, *x.shape[self.axis + 1 :]), x.dtype),)
 
+    def bytes_read(self, index: int, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Of x the elements taken, and not more than there are."""
+        whole = super().bytes_read(index, operands, results)
+        return whole if index else min(results[0].nbytes, whole)
+
     def reference(self, x: Array, indices: Array) -> tuple[Array, ...]:  # type: ignore[override]
         n = x.shape[self.axis]
         return (np.take(x, np.clip(np.where(indices < 0, indices + n, indices), 0, n - 1), self.axis),)
@@ -335,6 +343,11 @@ class WriteSlice(Op):
             if type.size != 1 or type.dtype not in INDEX_TYPES:
                 raise GraphError(f"write_slice: start is {type}; one int32 or int64 element is needed")
         return (TensorType(x.shape, x.dtype),)
+
+    def bytes_read(self, index: int, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Of x what the update leaves, which is copied where the result has memory of its own."""
+        covered = operands[1].nbytes if index == 0 else 0
+        return max(0, super().bytes_read(index, operands, results) - covered)
 
     def reference(self, x: Array, update: Array, *start: Array) -> tuple[Array, ...]:  # type: ignore[override]
         wanted = int(start[0].reshape(())) if self.start is None else self.start

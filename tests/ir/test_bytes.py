@@ -1,0 +1,58 @@
+"""Bytes that a region reads: what its nodes need of each input, once."""
+
+from collections.abc import Callable
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.ir.graph import Value
+from graphdnn.ir.region import Region
+
+Build = Callable[[gd.GraphBuilder], Value]
+
+
+def read(build: Build) -> int:
+    """Bytes read by all of a graph as one region."""
+    g = gd.GraphBuilder()
+    graph = g.build({"y": build(g)})
+    return Region.of(graph, graph.nodes).read_bytes
+
+
+def rows(g: gd.GraphBuilder, count: int, table: tuple[int, ...] = (1000, 24)) -> Value:
+    return g.gather(g.input("table", table, gd.float16), g.input("indices", (count,), gd.int64), axis=0)
+
+
+def whole_and_rows(g: gd.GraphBuilder) -> Value:
+    table = g.input("table", (1000, 24), gd.float16)
+    taken = g.gather(table, g.input("indices", (7,), gd.int32), axis=0)
+    return g.add(g.reduce_sum(table, axes=0), taken)
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda g: g.relu(g.input("x", (5, 7), gd.float32)), 4 * 35),
+        (lambda g: g.mul(x := g.input("x", (5, 7), gd.float16), g.sigmoid(x)), 2 * 35),
+        (lambda g: g.relu(g.input("x", (5, 7), gd.float32, strides=(0, 1))), 4 * 7),
+        (lambda g: rows(g, 7), 7 * 24 * 2 + 7 * 8),
+        (lambda g: rows(g, 3000), 1000 * 24 * 2 + 3000 * 8),
+        (whole_and_rows, 1000 * 24 * 2 + 7 * 4),
+        (lambda g: g.slice(g.input("x", (65, 33), gd.float16), starts=(3, 0), stops=(8, 33)), 5 * 33 * 2),
+        (lambda g: g.slice(g.input("x", (65, 33), gd.float16), (0, 0), (65, 33), (2, 3)), 33 * 11 * 2),
+        (
+            lambda g: g.write_slice(
+                g.input("x", (65, 33), gd.float16),
+                g.input("u", (5, 33), gd.float16),
+                g.input("i", (1,), gd.int32),
+                axis=0,
+            ),
+            65 * 33 * 2 + 4,
+        ),
+        (
+            lambda g: g.write_slice(g.input("x", (5, 3), gd.float16), g.input("u", (5, 3), gd.float16), 0, axis=0),
+            5 * 3 * 2,
+        ),
+    ],
+)
+def test_bytes_read(build: Build, expected: int) -> None:
+    assert read(build) == expected
