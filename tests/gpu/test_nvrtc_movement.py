@@ -10,7 +10,7 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array, DType
 from graphdnn.runtime.device import CudaDevice
 from tests.engines.nvrtc.moves import LAST, convert, dense, move
-from tests.engines.nvrtc.test_movement import REGIONS, inputs
+from tests.engines.nvrtc.test_movement import REGIONS, inputs, padded
 from tests.gpu.region_runs import Placed, built, run_region, settled
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +43,36 @@ def test_layout_conversion(device: CudaDevice, rng: Rng, channels: int, order: s
     for shape in ((3, channels, 7, 9), (2, channels, 16, 24)):
         region = convert(shape, dtype, *layouts)
         check(device, region, inputs(region, rng), shift=dtype.itemsize if shape[0] == 3 else 0)
+
+
+@pytest.mark.parametrize("dtype", [gd.float16, gd.bfloat16, gd.float32, gd.int8], ids=str)
+@pytest.mark.parametrize("before", [None, LAST], ids=["planes", "pixels"])
+@pytest.mark.parametrize("to", [4, 8])
+@pytest.mark.parametrize("channels", [1, 3, 5, 7])
+def test_padded_channels(
+    device: CudaDevice, rng: Rng, channels: int, to: int, before: tuple[int, ...] | None, dtype: DType
+) -> None:
+    """Row-major or not, to channels-last with more channels; what is not written stays poison, and would show."""
+    if channels >= to:
+        to *= 2
+    for shape in ((1, channels, 1, 1), (3, channels, 7, 9), (2, channels, 16, 24), (4, channels, 33, 65)):
+        region = padded(shape, to, dtype, before)
+        for shift in (0, dtype.itemsize, 8):
+            check(device, region, inputs(region, rng), shift)
+
+
+def test_padded_channels_of_a_whole_batch(device: CudaDevice, rng: Rng) -> None:
+    for shape in ((32, 3, 224, 224), (33, 3, 225, 223)):
+        region = padded(shape, 4, gd.float16)
+        check(device, region, inputs(region, rng))
+
+
+def test_padding_brings_no_nan_into_other_pixels(device: CudaDevice) -> None:
+    region = padded((2, 3, 5, 7), 4, gd.float16)
+    image = np.full((2, 3, 5, 7), np.nan, np.float16)
+    (found,) = run_region(device, region, {"x0": image}).values()
+    assert np.isnan(found[:, :3]).all()
+    assert not found[:, 3].any()
 
 
 def test_large_conversion(device: CudaDevice, rng: Rng) -> None:

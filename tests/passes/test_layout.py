@@ -129,6 +129,24 @@ def test_an_output_image_is_converted_once_for_all_who_want_it() -> None:
     assert len(converts(laid(g, y=g.relu(y)))) == 1
 
 
+def test_a_pad_turns_what_it_copies() -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (2, 3, 6, 7), gd.float16)
+    y = g.conv(g.pad(x, ((0, 0), (0, 5), (1, 1), (2, 0))), weight(g, 4, 8, 3, 3))
+    graph = assign_layouts(g.build({"y": y}, strides={"y": channels_last(y.type.shape)})).graph
+    assert converts(graph) == []
+    assert graph.nodes[0].result.type.is_channels_last
+
+
+def test_a_pad_that_no_convolution_reads_stays_in_its_operands_order() -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (2, 3, 6, 7), gd.float16)
+    padded = g.pad(x, ((0, 0), (0, 0), (1, 1), (2, 0)))
+    taken = g.gather(padded, g.input("rows", (5,), gd.int32), axis=2)
+    graph = laid(g, y=g.conv(x, weight(g, 4, 3, 3, 3)), taken=taken)
+    assert next(n for n in graph.nodes if n.op.label == "pad").result.type.is_row_major
+
+
 def test_constants_are_laid_out_without_a_node() -> None:
     g = gd.GraphBuilder()
     x = g.input("x", (2, 5, 6, 7), gd.float32, strides=channels_last((2, 5, 6, 7)))
