@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Graph, Node
+from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 
 WIDTH = 4096
@@ -45,7 +46,8 @@ class Component(NamedTuple):
 class Bid(NamedTuple):
     """An offer as the search sees it: bit sets over the component's nodes, cost and least share of it in ticks.
 
-    `strays` counts nodes that do not depend on the region's heaviest one: work that could as well be done before.
+    `strays` counts nodes that do not depend on the region's heaviest one: work that could as well be done before.  A
+    node that is not pointwise is heavier than one that is.
     """
 
     offer: int
@@ -113,7 +115,7 @@ class Problem:
         place = {n: i for i, n in enumerate(part.nodes)}
         above, below = closures(graph, place)
         shares = least_shares(part, offers, place)
-        flops = [n.flops for n in part.nodes]
+        weights = [(not isinstance(n.op, Elementwise), n.flops) for n in part.nodes]
         to_cover = sum(1 << i for i, n in enumerate(part.nodes) if wanted >> graph.position[n] & 1)
         begins: list[list[Bid]] = [[] for _ in part.nodes]
         for index in part.usable:
@@ -123,7 +125,7 @@ class Problem:
                 mask, up, down = mask | 1 << i, up | above[i], down | below[i]
             share = sum(shares[i] for i in places)
             outside = to_cover & ~mask
-            heaviest = max(places, key=flops.__getitem__)
+            heaviest = max(places, key=weights.__getitem__)
             strays = (mask & ~below[heaviest]).bit_count() - 1
             begins[places[0]].append(
                 Bid(index, mask, up & outside, down & outside, ticks(offers[index]), share, strays)
