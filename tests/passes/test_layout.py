@@ -138,13 +138,25 @@ def test_a_pad_turns_what_it_copies() -> None:
     assert graph.nodes[0].result.type.is_channels_last
 
 
+def test_before_a_pad_nothing_is_converted() -> None:
+    g = gd.GraphBuilder()
+    x = g.relu(g.input("x", (2, 3, 6, 7), gd.float16))
+    y = g.conv(g.pad(x, ((0, 0), (0, 5), (1, 1), (2, 0))), weight(g, 4, 8, 3, 3))
+    graph = assign_layouts(g.build({"y": y}, strides={"y": channels_last(y.type.shape)})).graph
+    assert converts(graph) == []
+    assert [n.result.type.is_channels_last for n in graph.nodes] == [False, True, True]
+
+
 def test_a_pad_that_no_convolution_reads_stays_in_its_operands_order() -> None:
     g = gd.GraphBuilder()
-    x = g.input("x", (2, 3, 6, 7), gd.float16)
-    padded = g.pad(x, ((0, 0), (0, 0), (1, 1), (2, 0)))
-    taken = g.gather(padded, g.input("rows", (5,), gd.int32), axis=2)
-    graph = laid(g, y=g.conv(x, weight(g, 4, 3, 3, 3)), taken=taken)
-    assert next(n for n in graph.nodes if n.op.label == "pad").result.type.is_row_major
+    x = g.relu(g.input("x", (2, 3, 6, 7), gd.float16))
+    y = g.conv(x, weight(g, 4, 3, 3, 3))
+    rows = g.input("rows", (5,), gd.int32)
+    taken = {n: g.gather(g.pad(v, ((0, 0), (0, 0), (1, 1), (2, 0))), rows, axis=2) for n, v in (("a", x), ("b", y))}
+    graph = laid(g, x=x, y=y, **taken)
+    pads = [n for n in graph.nodes if n.op.label == "pad"]
+    assert [n.operands[0].type.is_channels_last for n in pads] == [False, True]
+    assert [n.result.type.is_channels_last for n in pads] == [False, True]
 
 
 def test_constants_are_laid_out_without_a_node() -> None:
