@@ -12,16 +12,14 @@ from functools import cache
 from math import prod
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 import graphdnn.ir.ops  # noqa: F401  (declares every op)
 from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Node, Payload, Value, content_digest
 from graphdnn.ir.op import OPS, Op
-from graphdnn.ir.types import BY_TEXT, DTYPES, Array, DType, TensorType, as_dtype
+from graphdnn.ir.types import BY_TEXT, DTYPES, LARGEST_RANK, LARGEST_SIZE, Array, DType, TensorType, as_dtype
 from graphdnn.ir.writer import GraphWriter
-
-LARGEST_RANK = 32
-LARGEST_SIZE = 2**48
-"""Elements of a tensor; more fits no machine, and products of extents stay exact in 64 bits."""
 
 DIGEST_LENGTH = 64
 
@@ -187,6 +185,8 @@ def inferred(who: str, op: Op, operands: Sequence[Value]) -> tuple[TensorType, .
 
 def check_content(who: str, type: TensorType, digest: str, array: Array) -> None:
     """Raises GraphError where an array is not the one that a constant's type and hash describe."""
+    if not isinstance(array, np.ndarray | np.generic):
+        raise GraphError(f"{who}: its data is a {array.__class__.__name__}; a numpy array is needed")
     dtype: DType = as_dtype(array.dtype)
     if tuple(array.shape) != type.shape or dtype != type.dtype:
         raise GraphError(f"{who}: its data is {TensorType(array.shape, dtype)}; {type.with_strides(None)} is needed")

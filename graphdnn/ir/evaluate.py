@@ -32,6 +32,11 @@ def run(
     if dtype not in (None, float64):
         raise GraphError(f"evaluate: dtype is {dtype}; None (the graph's own types) or float64 is needed")
     check_inputs(graph, inputs)
+    for name in states or {}:
+        if name not in graph.states:
+            raise GraphError(
+                f"{name} is not a state of graph {graph.name}; its states are {', '.join(graph.states) or 'none'}"
+            )
     wide = dtype is float64 or dtype == float64
     values: dict[Value, Array] = {}
 
@@ -102,6 +107,8 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:
         if name not in inputs:
             raise GraphError(f"input {name} ({value.type}) of graph {graph.name} is missing")
         array = inputs[name]
+        if not isinstance(array, np.ndarray | np.generic):
+            raise GraphError(f"input {name} is a {type(array).__name__}; a numpy array is needed")
         if tuple(array.shape) != value.type.shape:
             raise GraphError(f"input {name} has shape {tuple(array.shape)}; {value.type.shape} is needed")
         if as_dtype(array.dtype) != value.type.dtype:

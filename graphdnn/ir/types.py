@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -81,10 +81,17 @@ DTYPES: dict[str, DType] = {t.name: t for t in (float64, float32, float16, bfloa
 BY_TEXT: dict[str, DType] = {t.text: t for t in DTYPES.values()}
 
 
+LARGEST_RANK = 32
+LARGEST_SIZE = 2**48
+"""Elements of a tensor; more fits no machine, and products of extents stay exact in 64 bits."""
+
+
 def as_dtype(spec: object) -> DType:
     """The DType that a DType, a name or a numpy data type stands for.  Raises GraphError for anything else."""
     if isinstance(spec, DType):
         return spec
+    if spec is None:  # numpy takes it for float64
+        raise GraphError(f"data type is None; one of {', '.join(DTYPES)} is needed")
     name = spec if isinstance(spec, str) else getattr(spec, "name", None) or getattr(spec, "__name__", None)
     if name in DTYPES:
         return DTYPES[name]
@@ -242,6 +249,10 @@ def promote(*dtypes: DType) -> DType:
 
 def normalize_axis(axis: int, rank: int, who: str) -> int:
     """`axis` counted from the front.  Raises GraphError, naming `who`, when it is outside a tensor of this rank."""
+    try:
+        axis = int(axis.__index__())
+    except (TypeError, AttributeError):
+        raise GraphError(f"{who}: axis is {axis!r}; a whole number is needed") from None
     if not -rank <= axis < rank:
         raise GraphError(f"{who}: axis {axis} is outside a tensor of rank {rank}")
     return axis % rank
@@ -249,7 +260,7 @@ def normalize_axis(axis: int, rank: int, who: str) -> int:
 
 def normalize_axes(axes: int | Sequence[int], rank: int, who: str) -> tuple[int, ...]:
     """Distinct axes counted from the front, ascending.  Raises GraphError for a repeated or outside one."""
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     found = tuple(sorted(normalize_axis(a, rank, who) for a in given))
     if len(set(found)) != len(found):
         raise GraphError(f"{who}: axes {given} name one axis twice")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Node, Owner, Payload, Value
 from graphdnn.ir.op import Op
-from graphdnn.ir.types import DType, TensorType, promote
+from graphdnn.ir.types import LARGEST_RANK, LARGEST_SIZE, DType, TensorType, promote
 from graphdnn.ir.verify import verify
 
 Operand = Value | bool | int | float
@@ -31,6 +31,7 @@ class GraphWriter:
     def claim(self, wanted: str | None, stem: str) -> str:
         """A name nobody has: `wanted` itself, which must be free, or one made from `stem`."""
         if wanted is not None:
+            checked_name("a value or node", wanted)
             if wanted in self._names:
                 raise GraphError(f"graph {self.name}: the name {wanted} is taken; names of values and nodes are unique")
             self._names.add(wanted)
@@ -43,11 +44,11 @@ class GraphWriter:
         return name
 
     def input(self, name: str, type: TensorType) -> Value:
-        value = self.inputs[self.claim(name, name)] = Value(name, type, owner=self.owner)
+        value = self.inputs[self.claim(checked_name("input", name), name)] = Value(name, type, owner=self.owner)
         return value
 
     def state(self, name: str, type: TensorType) -> Value:
-        value = self.states[self.claim(name, name)] = Value(name, type, owner=self.owner)
+        value = self.states[self.claim(checked_name("state", name), name)] = Value(name, type, owner=self.owner)
         return value
 
     def constant(self, payload: Payload, name: str | None = None, stem: str = "constant") -> Value:
@@ -80,6 +81,9 @@ class GraphWriter:
             read = ", ".join(map(str, values))
             raise GraphError(f"{said}; its operands are {read}" if values else said) from None
         claimed = self.claim(name, stem or op.label)
+        if origins is None:
+            for type in inferred:
+                checked_size(claimed, type)
         if len(inferred) == 1:
             results: tuple[Value, ...] = (Value(claimed, inferred[0], owner=self.owner),)
         else:
@@ -118,6 +122,20 @@ class GraphWriter:
         )
         verify(graph)
         return graph
+
+
+def checked_name(who: str, name: object) -> str:
+    """A name that every written form of a graph can hold.  Raises GraphError for anything else."""
+    if not isinstance(name, str) or not name or any("\ud800" <= c <= "\udfff" for c in name):
+        raise GraphError(f"the name of {who} is {name!r}; text of at least one character is needed")
+    return name
+
+
+def checked_size(who: str, type: TensorType) -> TensorType:
+    """A type that can be, and be written.  Raises GraphError for one with too many axes or elements."""
+    if type.rank > LARGEST_RANK or type.size > LARGEST_SIZE:
+        raise GraphError(f"{who}: {type} has more than {LARGEST_RANK} axes or 2**48 elements")
+    return type
 
 
 def immediates(op: Op, operands: Sequence[Operand]) -> tuple[Value, ...]:

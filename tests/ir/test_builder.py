@@ -63,3 +63,98 @@ def test_arrays_beside_values_are_refused(operate) -> None:
     with pytest.raises(gd.GraphError, match="is a ndarray; a value of this builder is needed"):
         operate(np.ones((3, 3), np.float32), x)
     assert g.build({"x": x}).nodes == ()
+
+
+def image(g: gd.GraphBuilder) -> gd.Value:
+    return g.input("x", (2, 4, 6, 6), gd.float32)
+
+
+def weights(g: gd.GraphBuilder, *shape: int) -> gd.Value:
+    return g.constant(np.ones(shape, np.float32))
+
+
+NUMPY_ARGUMENTS = {
+    "axis": lambda g, x: g.softmax(x, axis=np.int64(1)),
+    "axes": lambda g, x: g.reduce_sum(x, axes=np.int64(1)),
+    "several axes": lambda g, x: g.layer_norm(x, axes=np.array([1, 3])),
+    "order": lambda g, x: g.transpose(x, np.array([0, 2, 1, 3])),
+    "bounds": lambda g, x: g.slice(x, np.zeros(4, int), np.ones(4, int)),
+    "parts": lambda g, x: g.split(x, np.int32(2), axis=np.uint8(1))[0],
+    "short": lambda g, x: g.squeeze(g.unsqueeze(x, np.int64(0)), np.int64(0)),
+    "stride": lambda g, x: g.conv(
+        x, weights(g, 2, 4, 3, 3), stride=np.int64(2), padding=[np.int64(1), (np.int8(0), 1)]
+    ),
+    "kernel": lambda g, x: g.max_pool(x, kernel=np.int32(2), stride=(np.int64(1), 2)),
+    "groups": lambda g, x: g.group_norm(x, weights(g, 4), weights(g, 4), groups=np.int64(2), eps=np.float32(0.5)),
+    "window": lambda g, x: g.attention(x, x, x, window=np.array([1, 2]), scale=np.float32(0.5)),
+    "true": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), stride=True, groups=True),
+    "clip": lambda g, x: g.clip(x, min=np.float32(0.5)),
+    "size": lambda g, x: g.iota(np.int64(3)),
+}
+
+
+@pytest.mark.parametrize("what", NUMPY_ARGUMENTS)
+def test_numpy_arguments_are_written_as_numbers(what: str) -> None:
+    g = gd.GraphBuilder()
+    graph = g.build({"y": NUMPY_ARGUMENTS[what](g, image(g))})
+    assert str(gd.parse(str(graph))) == str(graph)
+    assert gd.Graph.from_json(graph.to_json()).to_json() == graph.to_json()
+
+
+WRONG = {
+    "input a: shape is (2.7, 3)": lambda g, x: g.input("a", (2.7, 3), gd.float32),
+    "input a: shape is '23'": lambda g, x: g.input("a", "23", gd.float32),
+    "input a: strides are": lambda g, x: g.input("a", (2, 3), gd.float32, strides=(-3, 1)),
+    "input a: strides is (2.5, 1)": lambda g, x: g.input("a", (2, 3), gd.float32, strides=(2.5, 1)),
+    "input a: f32[1180591620717411303424] has more than": lambda g, x: g.input("a", (2**70,), gd.float32),
+    "pad: f32[": lambda g, x: g.pad(x, [(2**40, 0)] * 4),
+    "data type is None": lambda g, x: g.cast(x, None),
+    "the name of input is 5": lambda g, x: g.input(5, (3,), gd.float32),
+    "the name of input is None": lambda g, x: g.input(None, (3,), gd.float32),
+    "the name of a value or node is ''": lambda g, x: g.relu(x, name=""),
+    "the name of a value or node is 7": lambda g, x: g.relu(x, name=7),
+    "text of at least one character": lambda g, x: g.relu(x, name="\ud800"),
+    "the name of graph is 5": lambda g, x: gd.GraphBuilder(5),
+    "softmax: axis is 1.0": lambda g, x: g.softmax(x, axis=1.0),
+    "softmax: axis is None": lambda g, x: g.softmax(x, axis=None),
+    "reduce_sum: axis is '1'": lambda g, x: g.reduce_sum(x, axes="1"),
+    "bias: axis is 1.0": lambda g, x: g.bias(x, weights(g, 4), axis=1.0),
+    "slice: an entry of starts is 0.5": lambda g, x: g.slice(x, [0.5] * 4, [2] * 4),
+    "slice: starts is 0": lambda g, x: g.slice(x, 0, 1),
+    "pad: value is 'a'": lambda g, x: g.pad(x, [(0, 0)] * 4, value="a"),
+    "iota: size is 2.5": lambda g, x: g.iota(2.5),
+    "conv: stride is 2.0": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), stride=2.0),
+    "conv: padding is None": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), padding=None),
+    "conv: groups is 1.9": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), groups=1.9),
+    "conv: x is a ndarray": lambda g, x: g.conv(np.ones((2, 4, 6, 6)), x),
+    "max_pool: kernel is None": lambda g, x: g.max_pool(x, kernel=None),
+    "attention: window is 3": lambda g, x: g.attention(x, x, x, window=3),
+    "attention: a bound of window is 1.5": lambda g, x: g.attention(x, x, x, window=(1.5, 2)),
+    "attention: scale is 'a'": lambda g, x: g.attention(x, x, x, scale="a"),
+    "layer_norm: eps is None": lambda g, x: g.layer_norm(x, eps=None),
+    "elu: alpha is None": lambda g, x: g.elu(x, alpha=None),
+    "clip: a bound is 0.5, which int32": lambda g, x: g.clip(g.iota(5), min=0.5),
+    "clip: a bound is 300, which int8": lambda g, x: g.clip(g.iota(5, dtype=gd.int8), max=300),
+    "bias: b is a ndarray": lambda g, x: g.bias(x, np.ones(4), axis=1),
+    "concat: xs is a Value": lambda g, x: g.concat(x, axis=0),
+    "build: outputs is a list": lambda g, x: g.build([x]),
+    "build: the name of an output is 1": lambda g, x: g.build({1: x}),
+    "output y: strides is 'abcd'": lambda g, x: g.build({"y": x}, strides={"y": "abcd"}),
+    "inhomogeneous": lambda g, x: g.constant([[1], [1, 2]]),
+    "input x is a list": lambda g, x: gd.evaluate(g.build({"y": x}), {"x": [1]}),
+    "k is not a state": lambda g, x: gd.evaluate(
+        g.build({"y": x}), {"x": np.zeros(x.type.shape, np.float32)}, states={"k": 1}
+    ),
+    "constant c: its data is a list": lambda g, x: gd.parse(
+        str(g.build({"y": g.add(x, g.constant(np.ones(6, np.float32), name="c"))})), {"c": [1]}
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_no_argument_is_named(message: str) -> None:
+    g = gd.GraphBuilder()
+    x = image(g)
+    with pytest.raises(gd.GraphError) as refused:
+        WRONG[message](g, x)
+    assert message in str(refused.value)

@@ -210,7 +210,7 @@ REFUSED = {
     "gather: indices are f32[5x4]; int32 or int64": lambda g, x, y, i: g.gather(x, y),
     "write_slice: update is f32[5x4] and x is f32[3x4]": lambda g, x, y, i: g.write_slice(x, y, 0, axis=0),
     "write_slice: start is i32[4]; one int32": lambda g, x, y, i: g.write_slice(y, x, i, axis=0),
-    "write_slice: start is (0.5,); a sequence of whole": lambda g, x, y, i: g.write_slice(y, x, 0.5, axis=0),
+    "write_slice: start is 0.5; a whole number": lambda g, x, y, i: g.write_slice(y, x, 0.5, axis=0),
     "cast the update to float32": lambda g, x, y, i: g.write_slice(y, g.cast(x, gd.float16), 0, axis=0),
     "iota: int8 does not hold 299": lambda g, x, y, i: g.iota(300, dtype=gd.int8),
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, overload
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.builder.arguments import number, whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.attention import Attention
@@ -80,17 +81,25 @@ class AttentionMethods(BuilderCore):
         (B, Hq, Sq).
         """
         who = name or "attention"
+        self._check_owned(f"{who}: q", q)
         extras = {"bias": bias, "mask": mask, "q_lengths": q_lengths, "kv_lengths": kv_lengths}
         given = {key: value for key, value in extras.items() if value is not None}
-        if window is not None and len(window) != 2:
-            raise GraphError(f"{who}: window is {window!r}; a pair (left, right) is needed")
         features = q.type.shape[-1] if q.type.rank else 1
         op = Attention(
-            scale=1 / math.sqrt(features) if scale is None else float(scale),
+            scale=1 / math.sqrt(features) if scale is None else number(who, "scale", scale),
             causal=causal,
-            window=None if window is None else (window[0], window[1]),
+            window=None if window is None else bounds(who, window),
             extras=tuple(given),
             return_lse=bool(return_lse),
         )
         results = self._add(op, q, k, v, *given.values(), name=name)
         return (results[0], results[1]) if return_lse else results[0]
+
+
+def bounds(who: str, window: object) -> tuple[int | None, int | None]:
+    """(left, right), each a whole number or None."""
+    entries = tuple(window) if isinstance(window, Iterable) else ()
+    if len(entries) != 2:
+        raise GraphError(f"{who}: window is {window!r}; a pair (left, right) is needed")
+    left, right = (None if n is None else whole_number(who, "a bound of window", n) for n in entries)
+    return (left, right)

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.builder.arguments import whole_numbers
 from graphdnn.ir.graph import Graph, Payload, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.pointwise import Pointwise
 from graphdnn.ir.types import DType, TensorType, as_dtype
-from graphdnn.ir.writer import GraphWriter, Operand
+from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size
 
 
 class BuilderCore:
     """Sources and outputs of a graph in the making."""
 
     def __init__(self, name: str = "graph") -> None:
-        self._writer = GraphWriter(name, weakref.ref(self))
+        self._writer = GraphWriter(checked_name("graph", name), weakref.ref(self))
 
     def input(self, name: str, shape: Sequence[int], dtype: DType, *, strides: Sequence[int] | None = None) -> Value:
         """A tensor that the caller hands in: shape in logical order (N, C, spatial), strides in elements.
@@ -39,7 +40,10 @@ class BuilderCore:
 
     def constant(self, array: Any, *, name: str | None = None) -> Value:
         """A tensor with known content, from a numpy array (bfloat16 through ml_dtypes); it is copied."""
-        data = np.array(array, order="C", copy=True)
+        try:
+            data = np.array(array, order="C", copy=True)
+        except ValueError as error:
+            raise GraphError(f"constant {name or ''}: {error}") from None
         if data.dtype == np.float64 and not hasattr(array, "dtype"):
             data = data.astype(np.float32)
         type = checked_type(f"constant {name or ''}".strip(), data.shape, as_dtype(data.dtype), None)
@@ -54,9 +58,20 @@ class BuilderCore:
         strides: Mapping[str, Sequence[int]] | None = None,
     ) -> Graph:
         """The immutable graph with these outputs.  `strides` declares layouts of outputs, in elements."""
+        given: tuple[tuple[str, object], ...] = (
+            ("outputs", outputs),
+            ("updates", updates or {}),
+            ("strides", strides or {}),
+        )
+        for what, named in given:
+            if not isinstance(named, Mapping):
+                raise GraphError(f"build: {what} is a {type(named).__name__}; a mapping by name is needed")
         for name, value in {**outputs, **(updates or {})}.items():
+            if not isinstance(name, str):
+                raise GraphError(f"build: the name of an output is {name!r}; text is needed")
             self._check_owned(f"output {name}", value)
-        return self._writer.finish(outputs, updates, {n: tuple(s) for n, s in (strides or {}).items()})
+        layouts = {n: whole_numbers(f"output {n}", "strides", s) for n, s in (strides or {}).items()}
+        return self._writer.finish(outputs, updates, layouts)
 
     def _add(self, op: Op, *operands: Operand, name: str | None) -> tuple[Value, ...]:
         """Adds one user's node; Python's and numpy's numbers among the operands become immediates."""
@@ -81,12 +96,10 @@ class BuilderCore:
 
 def checked_type(who: str, shape: Sequence[int], dtype: DType, strides: Sequence[int] | None) -> TensorType:
     """A tensor type from a caller's words.  Raises GraphError naming `who` for extents or strides that cannot be."""
-    try:
-        extents = tuple(int(n) for n in shape)
-    except (TypeError, ValueError):
-        raise GraphError(f"{who}: shape is {shape!r}; a sequence of whole numbers is needed") from None
+    extents = whole_numbers(who, "shape", shape)
     if min(extents, default=1) < 1:
         raise GraphError(f"{who}: shape is {extents}; every extent must be at least 1")
-    if strides is not None and (len(strides) != len(extents) or min(strides, default=0) < 0):
-        raise GraphError(f"{who}: strides are {tuple(strides)}; {len(extents)} numbers, none negative, are needed")
-    return TensorType(extents, as_dtype(dtype), None if strides is None else tuple(strides))
+    steps = None if strides is None else whole_numbers(who, "strides", strides)
+    if steps is not None and (len(steps) != len(extents) or min(steps, default=0) < 0):
+        raise GraphError(f"{who}: strides are {steps}; {len(extents)} numbers, none negative, are needed")
+    return checked_size(who, TensorType(extents, as_dtype(dtype), steps))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.builder.arguments import whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.linear import Conv, MatMul
@@ -35,34 +36,36 @@ class LinearMethods(BuilderCore):
 
         `stride`, `dilation`: one number or one per spatial axis; `padding` also ((lo, hi), ...) per axis.
         """
-        spatial = max(x.type.rank - 2, 0)
         who = name or "conv"
+        self._check_owned(f"{who}: x", x)
+        spatial = max(x.type.rank - 2, 0)
         attributes = Conv(
             stride=per_axis(who, "stride", stride, spatial),
             padding=pairs(who, padding, spatial),
             dilation=per_axis(who, "dilation", dilation, spatial),
-            groups=int(groups),
+            groups=whole_number(who, "groups", groups),
         )
         return self._add(attributes, x, w, name=name)[0]
 
 
 def per_axis(who: str, what: str, value: Window, spatial: int) -> tuple[int, ...]:
     """One number per spatial axis."""
-    if isinstance(value, int):
-        return (value,) * spatial
+    if not isinstance(value, Iterable):
+        return (whole_number(who, what, value),) * spatial
     entries = tuple(value)
-    if len(entries) != spatial or not all(isinstance(v, int) for v in entries):
+    if len(entries) != spatial or not all(hasattr(v, "__index__") for v in entries):
         raise GraphError(f"{who}: {what} is {value!r}; a whole number or {spatial} of them are needed")
-    return entries
+    return tuple(int(v.__index__()) for v in entries)
 
 
 def pairs(who: str, value: Padding, spatial: int) -> tuple[tuple[int, int], ...]:
     """(lo, hi) per spatial axis."""
-    if isinstance(value, int):
-        return ((value, value),) * spatial
-    entries = [(v, v) if isinstance(v, int) else tuple(v) for v in value]
-    if len(entries) != spatial or not all(len(e) == 2 and all(isinstance(n, int) for n in e) for e in entries):
+    if not isinstance(value, Iterable):
+        both = whole_number(who, "padding", value)
+        return ((both, both),) * spatial
+    entries = [tuple(v) if isinstance(v, Iterable) else (v, v) for v in value]
+    if len(entries) != spatial or not all(len(e) == 2 and all(hasattr(n, "__index__") for n in e) for e in entries):
         raise GraphError(
             f"{who}: padding is {value!r}; a whole number, {spatial} of them, or {spatial} (lo, hi) pairs are needed"
         )
-    return tuple((lo, hi) for lo, hi in entries)
+    return tuple((int(lo.__index__()), int(hi.__index__())) for lo, hi in entries)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.builder.arguments import number, whole_number, whole_numbers
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.movement import (
@@ -30,17 +31,21 @@ class MovementMethods(BuilderCore):
 
     def reshape(self, x: Value, shape: Sequence[int], *, name: str | None = None) -> Value:
         """x's elements in the same row-major order under another shape; one extent may be -1, and is worked out."""
-        return self._add(Reshape(shape=completed(name or "reshape", shape, x.type.size)), x, name=name)[0]
+        who = name or "reshape"
+        self._check_owned(f"{who}: x", x)
+        return self._add(Reshape(shape=completed(who, shape, x.type.size)), x, name=name)[0]
 
     def transpose(self, x: Value, axes: Sequence[int], *, name: str | None = None) -> Value:
         """Axis a of the result is axis `axes[a]` of x."""
         who = name or "transpose"
+        self._check_owned(f"{who}: x", x)
         order = tuple(normalize_axis(a, x.type.rank, who) for a in whole_numbers(who, "axes", axes))
         return self._add(Transpose(axes=order), x, name=name)[0]
 
     def expand(self, x: Value, shape: Sequence[int], *, name: str | None = None) -> Value:
         """x repeated along its size-1 axes and along new leading ones; -1 keeps an extent of x, as in PyTorch."""
         who = name or "expand"
+        self._check_owned(f"{who}: x", x)
         wanted = whole_numbers(who, "shape", shape)
         kept = (1,) * (len(wanted) - x.type.rank) + x.type.shape
         if -1 in wanted[: max(len(wanted) - x.type.rank, 0)]:
@@ -50,16 +55,23 @@ class MovementMethods(BuilderCore):
 
     def squeeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
         """x without these size-1 axes."""
-        return self._add(Squeeze(axes=normalize_axes(axes, x.type.rank, name or "squeeze")), x, name=name)[0]
+        who = name or "squeeze"
+        self._check_owned(f"{who}: x", x)
+        return self._add(Squeeze(axes=normalize_axes(axes, x.type.rank, who)), x, name=name)[0]
 
     def unsqueeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
         """x with size-1 axes put in, so that they stand at `axes` of the result."""
-        rank = x.type.rank + (1 if isinstance(axes, int) else len(axes))
-        return self._add(Unsqueeze(axes=normalize_axes(axes, rank, name or "unsqueeze")), x, name=name)[0]
+        who = name or "unsqueeze"
+        self._check_owned(f"{who}: x", x)
+        rank = x.type.rank + (len(tuple(axes)) if isinstance(axes, Iterable) else 1)
+        return self._add(Unsqueeze(axes=normalize_axes(axes, rank, who)), x, name=name)[0]
 
     def concat(self, xs: Sequence[Value], *, axis: int, name: str | None = None) -> Value:
         """The tensors one after the other along `axis`."""
         who = name or "concat"
+        if isinstance(xs, Value) or not isinstance(xs, Iterable):
+            raise GraphError(f"{who}: xs is a {type(xs).__name__}; a sequence of values is needed")
+        xs = tuple(xs)
         if not xs:
             raise GraphError(f"{who}: there are no tensors; at least one is needed")
         for index, x in enumerate(xs):
@@ -69,9 +81,10 @@ class MovementMethods(BuilderCore):
     def split(self, x: Value, sizes: int | Sequence[int], *, axis: int, name: str | None = None) -> tuple[Value, ...]:
         """Consecutive parts of x along `axis`: parts of these extents, or that many equal parts for one number."""
         who = name or "split"
+        self._check_owned(f"{who}: x", x)
         axis = normalize_axis(axis, x.type.rank, who)
-        if isinstance(sizes, int):
-            extent = x.type.shape[axis]
+        if not isinstance(sizes, Iterable):
+            sizes, extent = whole_number(who, "sizes", sizes), x.type.shape[axis]
             if sizes < 1 or extent % sizes:
                 raise GraphError(f"{who}: {sizes} equal parts cannot be made of axis {axis}: x is {x.type}")
             sizes = (extent // sizes,) * sizes
@@ -91,9 +104,18 @@ class MovementMethods(BuilderCore):
 
         Steps must be at least 1, and something must be left.
         """
-        who, rank = name or "slice", x.type.rank
+        who = name or "slice"
+        self._check_owned(f"{who}: x", x)
+        rank = x.type.rank
         places = range(rank) if axes is None else [normalize_axis(a, rank, who) for a in axes]
-        given = (starts, stops, [None] * len(places) if steps is None else steps)
+        given = tuple(
+            optional_numbers(who, what, entries)
+            for what, entries in (
+                ("starts", starts),
+                ("stops", stops),
+                ("steps", [None] * len(places) if steps is None else steps),
+            )
+        )
         if any(len(g) != len(places) for g in given) or len(set(places)) != len(places):
             raise GraphError(
                 f"{who}: starts, stops and steps have {', '.join(str(len(g)) for g in given)} entries; "
@@ -115,17 +137,22 @@ class MovementMethods(BuilderCore):
     ) -> Value:
         """x with ((lo, hi), ...) more elements of `value` on both sides of each axis."""
         who = name or "pad"
+        self._check_owned(f"{who}: x", x)
         pairs = [whole_numbers(who, "padding", pair) for pair in padding]
         if any(len(pair) != 2 for pair in pairs):
             raise GraphError(f"{who}: padding is {padding!r}; one (lo, hi) pair per axis of x is needed")
-        return self._add(Pad(padding=tuple((lo, hi) for lo, hi in pairs), value=float(value)), x, name=name)[0]
+        return self._add(
+            Pad(padding=tuple((lo, hi) for lo, hi in pairs), value=number(who, "value", value)), x, name=name
+        )[0]
 
     def gather(self, x: Value, indices: Value, *, axis: int = 0, name: str | None = None) -> Value:
         """The entries of x at `indices` (int32 or int64) along `axis`, as numpy.take; an embedding's lookup.
 
         Negative indices count from the end; those outside x are held at its nearest end.
         """
-        return self._add(Gather(axis=normalize_axis(axis, x.type.rank, name or "gather")), x, indices, name=name)[0]
+        who = name or "gather"
+        self._check_owned(f"{who}: x", x)
+        return self._add(Gather(axis=normalize_axis(axis, x.type.rank, who)), x, indices, name=name)[0]
 
     def write_slice(self, x: Value, update: Value, start: Value | int, *, axis: int, name: str | None = None) -> Value:
         """x with `update` in place of its elements from `start` on along `axis`.
@@ -134,23 +161,23 @@ class MovementMethods(BuilderCore):
         and the last place where the update fits.
         """
         who = name or "write_slice"
+        self._check_owned(f"{who}: x", x)
         axis = normalize_axis(axis, x.type.rank, who)
         if isinstance(start, Value):
             return self._add(WriteSlice(axis=axis), x, update, start, name=name)[0]
-        (first,) = whole_numbers(who, "start", (start,))
-        return self._add(WriteSlice(axis=axis, start=first), x, update, name=name)[0]
+        return self._add(WriteSlice(axis=axis, start=whole_number(who, "start", start)), x, update, name=name)[0]
 
     def iota(self, size: int, *, dtype: DType = int32, name: str | None = None) -> Value:
         """0, 1, ..., size - 1: positions."""
-        return self._add(Iota(size=int(size), dtype=as_dtype(dtype).name), name=name)[0]
+        extent = whole_number(name or "iota", "size", size)
+        return self._add(Iota(size=extent, dtype=as_dtype(dtype).name), name=name)[0]
 
 
-def whole_numbers(who: str, what: str, entries: Sequence[int]) -> tuple[int, ...]:
-    """The entries as a tuple.  Raises GraphError naming `who` for anything but whole numbers."""
-    try:
-        return tuple(int(n.__index__()) for n in entries)
-    except (TypeError, AttributeError):
-        raise GraphError(f"{who}: {what} is {entries!r}; a sequence of whole numbers is needed") from None
+def optional_numbers(who: str, what: str, entries: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Whole numbers and None."""
+    if not isinstance(entries, Iterable):
+        raise GraphError(f"{who}: {what} is {entries!r}; a sequence of whole numbers or None is needed")
+    return tuple(None if n is None else whole_number(who, f"an entry of {what}", n) for n in entries)
 
 
 def completed(who: str, shape: Sequence[int], size: int) -> tuple[int, ...]:

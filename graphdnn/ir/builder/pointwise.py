@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.builder.arguments import number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Bias, Cast, Fn, Pointwise, Select
@@ -85,22 +86,25 @@ class PointwiseMethods(BuilderCore):
 
     def leaky_relu(self, x: Value, *, negative_slope: float = 0.01, name: str | None = None) -> Value:
         """x where x >= 0, negative_slope * x elsewhere."""
-        return self._add(Pointwise(fn="leaky_relu", parameters=(float(negative_slope),)), x, name=name)[0]
+        op = Pointwise(fn="leaky_relu", parameters=(number("leaky_relu", "negative_slope", negative_slope),))
+        return self._add(op, x, name=name)[0]
 
     def leaky_relu_backward(
         self, dy: Value, x: Value, *, negative_slope: float = 0.01, name: str | None = None
     ) -> Value:
         """dy where x >= 0, negative_slope * dy elsewhere."""
-        op = Pointwise(fn="leaky_relu_backward", parameters=(float(negative_slope),))
+        op = Pointwise(fn="leaky_relu_backward", parameters=(number("leaky_relu", "negative_slope", negative_slope),))
         return self._add(op, dy, x, name=name)[0]
 
     def elu(self, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
         """x where x >= 0, alpha * (e ** x - 1) elsewhere."""
-        return self._add(Pointwise(fn="elu", parameters=(float(alpha),)), x, name=name)[0]
+        return self._add(Pointwise(fn="elu", parameters=(number("elu", "alpha", alpha),)), x, name=name)[0]
 
     def elu_backward(self, dy: Value, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
         """dy where x >= 0, dy * alpha * e ** x elsewhere."""
-        return self._add(Pointwise(fn="elu_backward", parameters=(float(alpha),)), dy, x, name=name)[0]
+        return self._add(
+            Pointwise(fn="elu_backward", parameters=(number("elu_backward", "alpha", alpha),)), dy, x, name=name
+        )[0]
 
     def softplus(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """log(1 + e ** (beta x)) / beta."""
@@ -114,20 +118,23 @@ class PointwiseMethods(BuilderCore):
 
     def swish(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """x * sigmoid(beta x)."""
-        return self._add(Pointwise(fn="swish", parameters=(float(beta),)), x, name=name)[0]
+        return self._add(Pointwise(fn="swish", parameters=(number("swish", "beta", beta),)), x, name=name)[0]
 
     def swish_backward(self, dy: Value, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """dy times the derivative of swish at x."""
-        return self._add(Pointwise(fn="swish_backward", parameters=(float(beta),)), dy, x, name=name)[0]
+        return self._add(
+            Pointwise(fn="swish_backward", parameters=(number("swish_backward", "beta", beta),)), dy, x, name=name
+        )[0]
 
     def clip(self, x: Value, *, min: float | None = None, max: float | None = None, name: str | None = None) -> Value:
         """x held between min and max, either of which may be absent; NaN stays NaN."""
+        who = name or "clip"
+        self._check_owned(f"{who}: x", x)
         if min is None and max is None:
-            raise GraphError("clip: min and max are both absent; at least one is needed")
-        if min is not None and max is not None and min > max:
-            raise GraphError(f"clip: min={min} is above max={max}")
-        number = float if x.type.dtype.is_float else int
-        bounds = tuple(None if v is None else number(v) for v in (min, max))
+            raise GraphError(f"{who}: min and max are both absent; at least one is needed")
+        bounds = tuple(None if v is None else bound(who, v, x.type.dtype) for v in (min, max))
+        if None not in bounds and bounds[0] > bounds[1]:  # type: ignore[operator]
+            raise GraphError(f"{who}: min={min} is above max={max}")
         return self._add(Pointwise(fn="clip", parameters=bounds), x, name=name)[0]
 
     def cast(self, x: Value, dtype: DType, *, name: str | None = None) -> Value:
@@ -140,6 +147,8 @@ class PointwiseMethods(BuilderCore):
 
     def bias(self, x: Value, b: Value, *, axis: int | None = None, name: str | None = None) -> Value:
         """x + b with x's shape; b broadcasts against x, and a 1-D b must name the axis of x that it lies along."""
+        for what, value in (("x", x), ("b", b)):
+            self._check_owned(f"{name or 'bias'}: {what}", value)
         if b.type.rank == 1 and axis is None and x.type.rank > 1:
             fits = [a for a, n in enumerate(x.type.shape) if n == b.type.shape[0]]
             raise GraphError(
@@ -160,7 +169,17 @@ def gelu_form(stem: str, approximate: str) -> str:
 def nonzero(who: str, beta: float) -> float:
     if beta == 0:
         raise GraphError(f"{who}: beta is 0; another number is needed")
-    return float(beta)
+    return number(who, "beta", beta)
+
+
+def bound(who: str, value: float, dtype: DType) -> float:
+    """A bound as `dtype` holds it: exactly, where that is an integer type."""
+    found = number(who, "a bound", value)
+    if dtype.is_float:
+        return found
+    if not dtype.holds(value):
+        raise GraphError(f"{who}: a bound is {value}, which {dtype}, the type of x, does not hold; cast x first")
+    return int(value)
 
 
 def _method(fn: str, row: Fn) -> object:

@@ -25,7 +25,9 @@ class PoolMethods(BuilderCore):
         name: str | None = None,
     ) -> Value:
         """Largest x of each window; NaN wins, padding never does."""
-        who, spatial = name or "max_pool", max(x.type.rank - 2, 0)
+        who = name or "max_pool"
+        self._check_owned(f"{who}: x", x)
+        spatial = max(x.type.rank - 2, 0)
         op = MaxPool(
             kernel=per_axis(who, "kernel", kernel, spatial),
             padding=pairs(who, padding, spatial),
@@ -47,7 +49,9 @@ class PoolMethods(BuilderCore):
         name: str | None = None,
     ) -> Value:
         """Mean of x over each window; with count_include_pad zeros in the padding count as elements."""
-        who, spatial = name or "avg_pool", max(x.type.rank - 2, 0)
+        who = name or "avg_pool"
+        self._check_owned(f"{who}: x", x)
+        spatial = max(x.type.rank - 2, 0)
         op = AvgPool(
             kernel=per_axis(who, "kernel", kernel, spatial),
             padding=pairs(who, padding, spatial),
@@ -66,6 +70,7 @@ class PoolMethods(BuilderCore):
         return self._pool_all("max", "global_max_pool", x, name)
 
     def _pool_all(self, fn: str, who: str, x: Value, name: str | None) -> Value:
+        self._check_owned(f"{name or who}: x", x)
         if x.type.rank < 3:
             raise GraphError(f"{name or who}: x is {x.type}; batch, channels and at least one spatial axis are needed")
         return self._add(Reduce(fn=fn, axes=tuple(range(2, x.type.rank)), keepdims=True), x, name=name)[0]

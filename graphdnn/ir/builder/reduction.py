@@ -32,6 +32,8 @@ class ReductionMethods(BuilderCore):
         return self._reduce("min", x, axes, keepdims, name)
 
     def _reduce(self, fn: str, x: Value, axes: Axes, keepdims: bool, name: str | None) -> Value:
+        who = name or f"reduce_{fn}"
+        self._check_owned(f"{who}: x", x)
         rank = x.type.rank
-        found = tuple(range(rank)) if axes is None else normalize_axes(axes, rank, name or f"reduce_{fn}")
+        found = tuple(range(rank)) if axes is None else normalize_axes(axes, rank, who)
         return self._add(Reduce(fn=fn, axes=found, keepdims=bool(keepdims)), x, name=name)[0]

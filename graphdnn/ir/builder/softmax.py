@@ -13,4 +13,6 @@ class SoftmaxMethods(BuilderCore):
 
     def softmax(self, x: Value, *, axis: int = -1, name: str | None = None) -> Value:
         """e ** x / sum of e ** x along axis, computed so that nothing overflows."""
-        return self._add(Softmax(axis=normalize_axis(axis, x.type.rank, name or "softmax")), x, name=name)[0]
+        who = name or "softmax"
+        self._check_owned(f"{who}: x", x)
+        return self._add(Softmax(axis=normalize_axis(axis, x.type.rank, who)), x, name=name)[0]

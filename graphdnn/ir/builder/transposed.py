@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphdnn.ir.builder.arguments import whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.builder.linear import Padding, Window, pairs, per_axis
 from graphdnn.ir.graph import Value
@@ -27,12 +28,14 @@ class TransposedMethods(BuilderCore):
 
         The result is (in - 1) * stride - lo - hi + dilation * (kernel - 1) + output_padding + 1 long along each axis.
         """
-        spatial, who = max(x.type.rank - 2, 0), name or "conv_transpose"
+        who = name or "conv_transpose"
+        self._check_owned(f"{who}: x", x)
+        spatial = max(x.type.rank - 2, 0)
         op = ConvTranspose(
             stride=per_axis(who, "stride", stride, spatial),
             padding=pairs(who, padding, spatial),
             output_padding=per_axis(who, "output_padding", output_padding, spatial),
             dilation=per_axis(who, "dilation", dilation, spatial),
-            groups=int(groups),
+            groups=whole_number(who, "groups", groups),
         )
         return self._add(op, x, w, name=name)[0]

@@ -1,0 +1,34 @@
+"""Callers' arguments as the plain Python numbers that ops hold; numpy's numbers are taken, anything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import SupportsFloat, SupportsIndex
+
+from graphdnn.errors import GraphError
+
+
+def whole_number(who: str, what: str, value: SupportsIndex) -> int:
+    """A whole number.  Raises GraphError naming `who` and `what` for anything else, 2.0 included."""
+    try:
+        return int(value.__index__())
+    except (TypeError, AttributeError):
+        raise GraphError(f"{who}: {what} is {value!r}; a whole number is needed") from None
+
+
+def whole_numbers(who: str, what: str, entries: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """The entries as a tuple.  Raises GraphError naming `who` and `what` for anything but whole numbers."""
+    try:
+        return tuple(int(n.__index__()) for n in entries)
+    except (TypeError, AttributeError):
+        raise GraphError(f"{who}: {what} is {entries!r}; a sequence of whole numbers is needed") from None
+
+
+def number(who: str, what: str, value: SupportsFloat) -> float:
+    """A number.  Raises GraphError naming `who` and `what` for anything else, text included."""
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise GraphError(f"{who}: {what} is {value!r}; a number is needed")
