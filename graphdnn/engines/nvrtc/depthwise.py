@@ -133,7 +133,8 @@ def generate(region: Region, target: Target) -> Recipe:
 
 def source(region: Region, parts: Anchored, strips: Strips, head: list[str], threads: int) -> str:
     x, w = parts.anchor.operands
-    epilogue = epilogue_of(region, parts, f"sum[t][{'j' if strips.channels > 1 else '0'}]")
+    sums = strips.columns * strips.channels
+    epilogue = epilogue_of(region, parts, f"sum[t][{'j' if strips.channels > 1 else '0'}]", sums)
     small = 2 * max(x.type.extent, w.type.extent) <= LARGEST_INT and epilogue.fits_int
     x_n, _, x_h, x_w = x.type.layout
     w_c, _, w_h, w_w = w.type.layout
@@ -143,6 +144,7 @@ def source(region: Region, parts: Anchored, strips: Strips, head: list[str], thr
     return "\n".join(
         (
             prelude(),
+            epilogue.function,
             f"typedef {'int' if small else 'i64'} Index;",
             f"typedef {accumulator(x.type.dtype)} Acc;",
             f"typedef {storage(x.type.dtype)} TA;\ntypedef {storage(w.type.dtype)} TB;",

@@ -6,21 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.nvrtc.emit import register
 from graphdnn.engines.nvrtc.group import Access, Demand, Store, held, load_group, wide_condition, work_group
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
 from graphdnn.engines.nvrtc.placement import Placement, place_results, placed_strides
 from graphdnn.engines.nvrtc.recipe import Anchored, anchored, buffers
+from graphdnn.engines.nvrtc.rows_phases import LIGHT
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
+
+MOST_COPIES = 32
+"""Sums of a thread for each of which dear functions are copied; for more they are called."""
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is loaded, done and stored at each place of the anchor's result."""
+    """What is loaded, done and stored at each place of the anchor's result; `function` goes before the kernel."""
 
     loads: dict[str, Access]
     lines: tuple[str, ...]
     stores: tuple[Store, ...]
+    function: str = ""
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -68,20 +74,49 @@ def placed(parts: Anchored) -> dict[Value, Placement] | Decline:
     return place_results(parts.after, {result: root}, shape)
 
 
-def epilogue_of(region: Region, parts: Anchored, result: str) -> Epilogue:
+def epilogue_of(region: Region, parts: Anchored, result: str, sums: int) -> Epilogue:
     """The epilogue, `result` being the C++ expression of the anchor's result as a register value.
 
-    Element `j` of a group stands in scope as `j`; the region is one that `anchor_with_epilogue` accepted.
+    A thread has `sums` of them.  Element `j` of a group stands in scope as `j`; the region is one that
+    `anchor_with_epilogue` accepted.
     """
     places = placed(parts)
     assert not isinstance(places, Decline)
     shape = parts.anchor.result.type.shape
-    demand = Demand(parts.after, len(shape), {parts.anchor.result: result})
+    apart = sums > MOST_COPIES and any(n.op.label not in LIGHT for n in parts.after)
+    demand = Demand(parts.after, len(shape), {parts.anchor.result: "total" if apart else result})
+    results = [demand(value, places[value]) for value in region.outputs]
     parameter = {v: f"p{b.index}" for v, b in buffers(region).items()}
+    loads = {name: Access(parameter[v], v, strides) for (v, strides), name in demand.loads.items()}
+    lines, function = demand.lines, ""
+    if apart:
+        total = f"const {register(parts.anchor.result.type.dtype)} total"
+        function = function_of(total, loads, lines, region.outputs, results)
+        lines = [f"const Outcome outcome = epilogue({', '.join((result, *loads))});"]
+        results = [f"outcome.r{i}" for i in range(len(results))]
     stores: list[Store] = []
-    for value in region.outputs:
+    for value, expression in zip(region.outputs, results, strict=True):
         missing = [axis for axis, n in enumerate(shape) if n > 1 and axis not in places[value]]
         access = Access(parameter[value], value, placed_strides(value, places[value], len(shape)))
-        stores.append(Store(access, demand(value, places[value]), " && ".join(f"i{axis} == 0" for axis in missing)))
-    loads = {name: Access(parameter[v], v, strides) for (v, strides), name in demand.loads.items()}
-    return Epilogue(loads, tuple(demand.lines), tuple(stores))
+        stores.append(Store(access, expression, " && ".join(f"i{axis} == 0" for axis in missing)))
+    return Epilogue(loads, tuple(lines), tuple(stores), function)
+
+
+def function_of(
+    total: str, loads: dict[str, Access], lines: Sequence[str], outputs: Sequence[Value], results: Sequence[str]
+) -> str:
+    """The work on one element as a function that is called, not copied.
+
+    With an erf copied for each of 64 sums a kernel takes twice as long to compile, with powers and sines ten times.
+    """
+    fields = " ".join(f"{register(v.type.dtype)} r{i};" for i, v in enumerate(outputs))
+    given = [total, *(f"const {register(a.value.type.dtype)} {name}" for name, a in loads.items())]
+    return "\n".join(
+        (
+            f"struct Outcome {{ {fields} }};",
+            f"__device__ __noinline__ Outcome epilogue({', '.join(given)}) {{",
+            *lines,
+            f"return Outcome{{{', '.join(results)}}};",
+            "}",
+        )
+    )

@@ -115,7 +115,7 @@ def batch_strides(value: Value, batch: tuple[int, ...]) -> tuple[int, ...]:
 
 def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) -> str:
     a, b = parts.anchor.operands
-    epilogue = epilogue_of(region, parts, sum_as_result(parts))
+    epilogue = epilogue_of(region, parts, sum_as_result(parts), tiling.sums)
     small = max(a.type.extent, b.type.extent) <= LARGEST_INT and epilogue.fits_int
     batch_a, batch_b = (batch_strides(v, product.batch) for v in (a, b))
     walk_a, walk_b = walks(parts, product)
@@ -124,6 +124,7 @@ def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) ->
     tiles_m, tiles_n = -(-product.m // tiling.block[0]), -(-product.n // tiling.block[1])
     slot = buffers(region)
     head = [
+        epilogue.function,
         constants(product, tiling, (a.type.dtype, b.type.dtype), "int" if small else "i64"),
         operand_constants("A", tiling.block[0], walk_a, a.type.dtype.itemsize, tiling),
         operand_constants("B", tiling.block[1], walk_b, b.type.dtype.itemsize, tiling),

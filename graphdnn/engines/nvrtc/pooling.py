@@ -108,7 +108,7 @@ def generate(region: Region, target: Target) -> Recipe:
     parts, op = taken(region)
     x, y = parts.anchor.operands[0].type, parts.anchor.result.type
     axis, width = vector(x, y)
-    epilogue = epilogue_of(region, parts, f"pooled[{'j' if width > 1 else '0'}]")
+    epilogue = epilogue_of(region, parts, f"pooled[{'j' if width > 1 else '0'}]", width)
     text = source(region, parts, op, epilogue, axis, width)
     grid = -(-y.size // (width * BLOCK))
     kernel = Kernel("pool", text, tuple(buffers(region).values()), (grid, 1, 1), (BLOCK, 1, 1))

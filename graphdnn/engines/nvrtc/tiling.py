@@ -35,6 +35,11 @@ class Tiling:
         return self.block[0] // self.thread[0] * (self.block[1] // self.thread[1])
 
     @property
+    def sums(self) -> int:
+        """Sums that a thread keeps."""
+        return self.thread[0] * self.thread[1]
+
+    @property
     def width(self) -> int:
         """Neighbours along n that a thread holds next to one another."""
         return 2 if self.matrix else min(4, self.thread[1])

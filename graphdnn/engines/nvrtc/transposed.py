@@ -185,13 +185,14 @@ def operand_constants(parts: Anchored, product: Product, tiling: Tiling) -> list
 
 def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) -> str:
     x, w = parts.anchor.operands
-    epilogue = epilogue_of(region, parts, sum_as_result(parts))
+    epilogue = epilogue_of(region, parts, sum_as_result(parts), tiling.sums)
     small = 2 * max(x.type.extent, w.type.extent) <= LARGEST_INT and epilogue.fits_int
     tiles_m, tiles_n = -(-product.m // tiling.block[0]), -(-product.n // tiling.block[1])
     batch, _, *places = parts.anchor.result.type.shape
     names = [f"i{axis}" for axis in range(2 + len(places))]
     slot = buffers(region)
     head = [
+        epilogue.function,
         constants(product, tiling, (x.type.dtype, w.type.dtype), "int" if small else "i64"),
         *window_constants(parts),
         *operand_constants(parts, product, tiling),

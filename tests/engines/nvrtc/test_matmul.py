@@ -1,5 +1,6 @@
 """Generated matmul without a device: which tiles, which vectors, what is declined, and that all of it compiles."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -185,3 +186,20 @@ def mixed(a: Shape, b: Shape) -> Region:
     """A product of two kinds of halves, which only float32 holds."""
     g = gd.GraphBuilder()
     return whole(g.build({"y": g.matmul(g.input("a", a, gd.float16), g.input("b", b, gd.bfloat16))}), row_major)
+
+
+def test_dear_functions_behind_many_sums_are_called_and_not_copied() -> None:
+    """Copied 64 times they make a kernel take up to ten times as long to compile."""
+
+    def text(build: Callable[[gd.GraphBuilder, gd.Value], gd.Value], rows: int = 4096) -> str:
+        g = gd.GraphBuilder()
+        y = g.matmul(g.input("a", (rows, 4096), gd.float32), g.input("b", (4096, 4096), gd.float32))
+        return source(whole(g.build({"y": build(g, y), "product": y}), row_major))
+
+    dear = text(lambda g, y: g.gelu(g.add(y, g.input("c", (4096,), gd.float32))))
+    assert dear.count("erff(") == 1
+    assert "return Outcome{" in dear
+    assert "epilogue(sum[i][j0 + j], x0)" in dear
+    assert "__noinline__" not in text(lambda g, y: g.relu(y))
+    assert "__noinline__" not in text(lambda g, y: g.gelu(y), rows=4)  # 16 sums a thread
+    assert isinstance(compile_cubin(dear, "sm_80"), bytes)
