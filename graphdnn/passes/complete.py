@@ -16,6 +16,7 @@ from graphdnn.ir.ops.pointwise import Pointwise
 from graphdnn.ir.types import TensorType, int32
 from graphdnn.ir.writer import Rewriter
 from graphdnn.passes.rewrite import Rewritten
+from graphdnn.passes.rules.folding import is_constant
 
 LENGTHS = {"q_lengths": 0, "kv_lengths": 1}
 """The pair, and the operand (q or k) whose third axis is the full extent."""
@@ -74,7 +75,7 @@ def lengths_to_complete(graph: Graph, node: Node) -> list[str]:
 
 def is_inside(graph: Graph, lengths: Value, extent: int) -> bool:
     """Whether lengths are known to lie between 0 and `extent`: constants that do, and what this pass has clipped."""
-    payload = graph.payloads.get(lengths.name) if lengths in graph.constants.values() else None
+    payload = graph.payloads.get(lengths.name) if is_constant(lengths, graph) else None
     if payload is not None and payload.has_data:
         array = payload.array()
         return bool(array.min() >= 0 and array.max() <= extent)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.region import Region
 from graphdnn.ir.writer import Rewriter
 from graphdnn.passes.cleanup import fold_constants, merge_equal
-from graphdnn.passes.rewrite import Emitter, Rewritten, finish
-
-Ask = Callable[[Region], float | None]
+from graphdnn.passes.rewrite import Ask, Emitter, Rewritten, finish
 
 DEPTH = 16
 """Expansions within expansions, more than which no op has."""

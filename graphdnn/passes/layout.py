@@ -112,16 +112,15 @@ class Assignment:
         wanted = value.type.with_strides(strides)
         ready = value if wanted.layout == value.type.layout else self.made.get((value, wanted.layout), value)
         root = self.root.get(ready, ready)
-        is_whole = root.type.size == ready.type.size and root not in self.sources
+        is_whole = root.type.size == ready.type.size and not self.is_source(root)
         if ready.type.layout != wanted.layout or not is_whole or root in self.taken:
             root = ready = self.convert(value, wanted)
         self.taken.add(root)
         return ready
 
-    @property
-    def sources(self) -> set[Value]:
+    def is_source(self, value: Value) -> bool:
         writer = self.rewriter.writer
-        return {*writer.inputs.values(), *writer.states.values(), *writer.constants.values()}
+        return any(v.get(value.name) is value for v in (writer.inputs, writer.states, writer.constants))
 
 
 def promised_strides(graph: Graph) -> Mapping[Value, Strides]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from graphdnn.ir.graph import Graph, Node, Value
@@ -96,6 +97,19 @@ class Network:
     edges: dict[tuple[int, int], int | None] = field(default_factory=dict)
     count: int = 0
 
+    @cached_property
+    def leaving(self) -> Mapping[Value, Sequence[int]]:
+        """Ends of the network for the layouts in which values leave the graph."""
+        graph = self.graph
+        wanted = [(value, graph.output_type(name)) for name, value in graph.outputs.items()]
+        wanted += [(value, graph.states[name].type) for name, value in graph.updates.items()]
+        found: dict[Value, list[int]] = {}
+        for value, type in wanted:
+            side = side_of(type)
+            if side is not None:
+                found.setdefault(value, []).append(side)
+        return found
+
     def cut(self) -> dict[Node, bool]:
         """The side of each node; the one unique cut whose channels-last side is largest."""
         import networkx as nx
@@ -148,7 +162,7 @@ class Network:
         if any(converts_channels_last(u, value) for u in others):
             readers.append(MAJOR)
         if home >= 0:
-            readers += self.exits(value)
+            readers += self.leaving.get(value, ())
             self.connect(home, MAJOR, value.type.nbytes * sum(copies_channels_last(u, value) for u in others))
         turned, returned = self.count, self.count + 1
         self.count += 2
@@ -160,13 +174,6 @@ class Network:
             self.connect(copier, home, COPIED)
         self.connect(home, turned, value.type.nbytes)
         self.connect(returned, home, value.type.nbytes)
-
-    def exits(self, value: Value) -> list[int]:
-        """Ends of the network for the layouts in which a value leaves the graph."""
-        graph = self.graph
-        wanted = [graph.output_type(name) for name, v in graph.outputs.items() if v is value]
-        wanted += [graph.states[name].type for name, v in graph.updates.items() if v is value]
-        return [side for t in wanted if (side := side_of(t)) is not None]
 
 
 def side_of(type: TensorType | None) -> int | None:

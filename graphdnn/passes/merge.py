@@ -6,7 +6,7 @@ Whether that pays is asked of the engines for the products and what follows them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf, isinf
@@ -27,11 +27,9 @@ from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.pattern import leaves_as
-from graphdnn.passes.rewrite import Emitter, Precomputed, Refusal, Rewritten, finish
+from graphdnn.passes.rewrite import Ask, Emitter, Precomputed, Refusal, Rewritten, finish
 from graphdnn.passes.rules.folding import is_constant, per_channel, tensor_and_constant, vector
 from graphdnn.passes.select import Offer, select
-
-Ask = Callable[[Region], float | None]
 
 ALIGNED = 8
 """Elements at a multiple of which every slice and every row of it begins: 16 bytes of halves, as attention needs."""

@@ -7,7 +7,7 @@ channels-last as well, which is needed anyway, and the weights are padded when c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -19,10 +19,8 @@ from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.layout_images import known_layouts
-from graphdnn.passes.rewrite import Precomputed, Rewritten
+from graphdnn.passes.rewrite import Ask, Precomputed, Rewritten
 from graphdnn.passes.rules.folding import is_constant
-
-Ask = Callable[[Region], float | None]
 
 MULTIPLES = (4, 8)
 """What the channels are padded to a multiple of."""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphdnn.ir.graph import Graph
-from graphdnn.ir.region import Region
 from graphdnn.passes.cleanup import canonicalize, drop_dead
 from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
@@ -22,11 +21,8 @@ from graphdnn.passes.merge import merge_products
 from graphdnn.passes.padding import pad_channels
 from graphdnn.passes.promote import promote
 from graphdnn.passes.raising import raise_ops
-from graphdnn.passes.rewrite import Refusal, Rewritten
+from graphdnn.passes.rewrite import Ask, Refusal, Rewritten
 from graphdnn.passes.sinking import sink_views
-
-Ask = Callable[[Region], float | None]
-"""Cheapest estimated microseconds at which some engine runs a region; None where none takes it."""
 
 OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "merge", "pad", "fuse")
 """Passes that a user may leave out; without the others the graph could not run."""

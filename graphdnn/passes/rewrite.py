@@ -13,9 +13,13 @@ from graphdnn.answer import Code, Decline
 from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
 from graphdnn.ir.op import Op
+from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import Operand, Rewriter
 from graphdnn.passes.pattern import Is, Match, OneOf, Pattern, matches
+
+Ask = Callable[[Region], float | None]
+"""Cheapest estimated microseconds at which some engine runs a region; None where none takes it."""
 
 SWEEPS = 200
 """Sweeps after which rules count as undoing each other; deep chains need one for each doubling of their length."""
