@@ -11,7 +11,7 @@ import numpy as np
 from graphdnn.engines.contract import HostPlan
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.evaluate import apply
-from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
 from graphdnn.runtime.arrays import empty, read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
@@ -81,11 +81,15 @@ class HostContext:
             return outputs
 
     def _value(self, value: Value, values: dict[Value, Array]) -> Array:
-        """A value's array; views are made from what they view when first asked for."""
-        if value not in values:
-            node = self._loaded.graph.producer[value]
-            operands = [self._value(v, values) for v in node.operands]
-            values.update(zip(node.results, apply(node.op, operands, node.result_types), strict=True))
+        """A value's array; views are made from what they view when first asked for, however long their chain is."""
+        chain: list[Node] = []
+        first = value
+        while first not in values:
+            chain.append(self._loaded.graph.producer[first])
+            (first,) = chain[-1].operands
+        for node in reversed(chain):
+            results = apply(node.op, [values[v] for v in node.operands], node.result_types)
+            values.update(zip(node.results, results, strict=True))
         return values[value]
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> HostBound:

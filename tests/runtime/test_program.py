@@ -473,3 +473,15 @@ def test_on_the_cpu_subclasses_are_plain_arrays(rng: np.random.Generator) -> Non
             found = gd.evaluate(graph, {"x": given}, dtype, states={"s": given})
             assert all(type(a) is np.ndarray and a.dtype.isnative for a in found.values())
             np.testing.assert_allclose(found["silu"], wanted["silu"], rtol=1e-6)
+
+
+def test_on_the_cpu_chains_of_views_may_be_long(rng: np.random.Generator) -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (3, 1500), gd.float32)
+    y = x
+    for _ in range(1300):
+        y = g.slice(y, [0, 1], [3, None])
+    array = rng.standard_normal((3, 1500), np.float32)
+    found = host_program(g.build({"y": y, "z": g.relu(y)}), rng).run({"x": array})
+    np.testing.assert_array_equal(found["y"], array[:, 1300:])
+    np.testing.assert_array_equal(found["z"], np.maximum(array[:, 1300:], 0))
