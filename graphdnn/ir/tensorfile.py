@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.types import DTYPES, Array
+from graphdnn.ir.types import DTYPES, LARGEST_RANK, Array
 
 NAMES = {
     "float64": "F64",
@@ -127,8 +127,8 @@ def read_entry(who: str, entry: Any, available: int) -> tuple[str, tuple[int, ..
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BY_NAME:
         raise GraphError(f"{who}: dtype is {dtype!r}; one of {', '.join(BY_NAME)} is needed")
-    if not whole_numbers(shape) or len(shape) > 32:
-        raise GraphError(f"{who}: shape is {shape!r}; a list of at most 32 whole numbers is needed")
+    if not whole_numbers(shape) or len(shape) > LARGEST_RANK:
+        raise GraphError(f"{who}: shape is {shape!r}; a list of at most {LARGEST_RANK} whole numbers is needed")
     if not whole_numbers(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= available:
         raise GraphError(f"{who}: data_offsets are {offsets!r}; two ascending numbers up to {available} are needed")
     needed = prod(shape) * BY_NAME[dtype].itemsize

@@ -173,6 +173,11 @@ class TensorType:
         """Bytes of the elements, without any gaps that strides leave."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first element to the end of the last, gaps of the strides included."""
+        return self.extent * self.dtype.itemsize
+
     @cached_property
     def layout(self) -> tuple[int, ...]:
         """The strides, row-major where none are set."""
@@ -199,9 +204,6 @@ class TensorType:
 
     def with_strides(self, strides: Sequence[int] | None) -> TensorType:
         return TensorType(self.shape, self.dtype, None if strides is None else tuple(strides))
-
-    def with_dtype(self, dtype: DType) -> TensorType:
-        return TensorType(self.shape, dtype, self.strides)
 
     def __str__(self) -> str:
         dims = "x".join(map(str, self.shape))

@@ -148,7 +148,7 @@ class DeviceArray:
         host = empty(type)
         with device:
             self._order.join(device.stream)
-            device.download(host.ctypes.data, self._address, type.extent * type.dtype.itemsize, device.stream)
+            device.download(host.ctypes.data, self._address, type.span_bytes, device.stream)
             device.synchronize()
         return host
 
@@ -186,7 +186,7 @@ class DeviceArray:
         address = self._address
         with self._device as device:
             if copy:
-                nbytes = self._type.extent * self._type.dtype.itemsize
+                nbytes = self._type.span_bytes
                 owner = fresh = device.allocate(nbytes)
                 ordered_on = device.stream if consumer == UNORDERED else consumer
                 self._order.join(ordered_on)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from graphdnn.errors import ExecutionError
+from graphdnn.ir.region import ALIGNMENT
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import DeviceArray, Source, empty, read_inputs, read_writable
 from graphdnn.runtime.capture import CapturedGraph
-from graphdnn.runtime.context import ADDRESS_ALIGNMENT, Command, DeviceContext, Inlet, Outlet, issue, reads_in_place
+from graphdnn.runtime.context import Command, DeviceContext, Inlet, Outlet, issue, reads_in_place
 from graphdnn.runtime.device import LEGACY_STREAM, ContextLostError, Memory, stream_handle
-from graphdnn.runtime.schedule import memory_bytes
 
 
 class DeviceBound:
@@ -85,7 +85,7 @@ class DeviceBound:
     def _bind_input(self, name: str, source: Source, before: list[Command]) -> int:
         type = self._context.loaded.graph.inputs[name].type
         if reads_in_place(source, type):
-            self._fixed.append((f"input {name}", source.address, memory_bytes(type)))
+            self._fixed.append((f"input {name}", source.address, type.span_bytes))
             return source.address
         inlet = Inlet(f"input {name}", type, self._context.loaded)
         self._held.append(inlet)
@@ -109,7 +109,7 @@ class DeviceBound:
             if array is None and on_host:
                 array = empty(type)
             if array is None:
-                memory = self._device.allocate(memory_bytes(type))
+                memory = self._device.allocate(type.span_bytes)
                 self._results[name] = DeviceArray(type, memory, context.order, self._device)
                 addresses[name] = memory.handle
             else:
@@ -122,7 +122,7 @@ class DeviceBound:
         source = read_writable(f"output {name}", array, type, self._device.stream, self._device)
         self._held.append(source.owner)
         if source.array is not None:
-            memory: Memory = self._device.allocate(memory_bytes(type))
+            memory: Memory = self._device.allocate(type.span_bytes)
             outlet = Outlet(type, self._device)
             self._held += (memory, outlet)
             after.append(outlet.fetch(memory.handle))
@@ -132,12 +132,12 @@ class DeviceBound:
             raise ExecutionError(
                 f"output {name} has strides {source.strides}; {type.layout} are needed to write in place"
             )
-        if source.address % ADDRESS_ALIGNMENT:
+        if source.address % ALIGNMENT:
             raise ExecutionError(
-                f"output {name} starts at address {source.address}; one aligned to {ADDRESS_ALIGNMENT} bytes "
+                f"output {name} starts at address {source.address}; one aligned to {ALIGNMENT} bytes "
                 "is needed to write in place"
             )
-        nbytes = memory_bytes(type)
+        nbytes = type.span_bytes
         for who, start, size in self._fixed:
             if source.address < start + size and start < source.address + nbytes:
                 raise ExecutionError(f"output {name} shares memory with {who}; memory of its own is needed")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graphdnn.runtime.device import CudaDevice
 
-KERNEL, COPY, MEMSET, CHILD = "KERNEL", "MEMCPY", "MEMSET", "GRAPH"
-"""Kinds of nodes, as the driver's names end."""
+KERNEL, CHILD = "KERNEL", "GRAPH"
+"""Kinds of nodes that are looked at, as the driver's names end."""
 
 
 class CapturedGraph:
@@ -28,7 +28,7 @@ class CapturedGraph:
 
     @property
     def kernels(self) -> int:
-        """Kernels that one launch runs."""
+        """Kernels that one launch runs; copies and memsets do not count."""
         return self.counts[KERNEL]
 
     def launch(self, stream: Any) -> None:
@@ -80,11 +80,6 @@ def count_nodes(device: CudaDevice, graph: Any) -> Counter[str]:
         else:
             counts[name] += 1
     return counts
-
-
-def count_kernels(device: CudaDevice, issue: Callable[[int], None]) -> int:
-    """Kernels that `issue(stream)` launches, found by capturing it; copies and memsets do not count."""
-    return capture(device, issue).kernels
 
 
 def _nodes(device: CudaDevice, graph: Any, number: int) -> tuple[list[Any], int]:

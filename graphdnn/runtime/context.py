@@ -12,21 +12,19 @@ import numpy as np
 from graphdnn.engines.contract import DevicePlan
 from graphdnn.errors import CompileError, ExecutionError
 from graphdnn.ir.graph import Graph
+from graphdnn.ir.region import ALIGNMENT
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import DeviceArray, Lease, Order, Source, empty, read_checked, read_inputs
 from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.device import LEGACY_STREAM, ContextLostError, CudaDevice, Memory, Pinned, stream_handle
 from graphdnn.runtime.memory import aligned
-from graphdnn.runtime.schedule import Place, Schedule, memory_bytes
+from graphdnn.runtime.schedule import Place, Schedule
 
 Convert = Callable[[TensorType, TensorType], DevicePlan]
 """Builds a plan with one input and one output of equal shape and type and other strides."""
 
 Command = Callable[[int], None]
 """Puts one piece of work on a stream."""
-
-ADDRESS_ALIGNMENT = 16
-"""Bytes to which a caller's array must be aligned to be read in place; plans load as much at once."""
 
 GRAPHS_KEPT = 16
 """Captured graphs and addresses seen that one context remembers for plain calls."""
@@ -59,14 +57,14 @@ class LoadedGraph:
         for name, value in self.graph.constants.items():
             if name in used:
                 offsets[name] = total
-                total += aligned(memory_bytes(value.type))
+                total += aligned(value.type.span_bytes)
         self.constants = self.device.allocate(total)
         self.constant_addresses = {name: self.constants.handle + offset for name, offset in offsets.items()}
         for name, address in self.constant_addresses.items():
             value = self.graph.constants[name]
             host = empty(laid_out(value.type))
             np.copyto(host, self.graph.payloads[name].array())
-            self.device.write(address, host.ctypes.data, memory_bytes(value.type))
+            self.device.write(address, host.ctypes.data, value.type.span_bytes)
 
     def conversion(self, who: str, source: TensorType, target: TensorType) -> DevicePlan:
         """A plan that copies one layout into another.  Raises ExecutionError where nobody builds any."""
@@ -93,7 +91,7 @@ class Inlet:
         self._who = who
         self._type = laid_out(type)
         self._loaded = loaded
-        self._nbytes = memory_bytes(type)
+        self._nbytes = type.span_bytes
         self.memory = memory or loaded.device.allocate(self._nbytes)
         self._pinned: Pinned | None = None
 
@@ -124,7 +122,7 @@ class Outlet:
     def __init__(self, type: TensorType, device: CudaDevice) -> None:
         self._type = type
         self._device = device
-        self._nbytes = memory_bytes(type)
+        self._nbytes = type.span_bytes
         self._pinned = device.pinned(self._nbytes)
         self._done = device.event()
 
@@ -158,7 +156,7 @@ class DeviceContext:
         self._states: dict[str, Memory] = {}
         with self.device as device:
             for name, value in loaded.graph.states.items():
-                nbytes = memory_bytes(value.type)
+                nbytes = value.type.span_bytes
                 self._states[name] = device.allocate(nbytes)
                 device.fill(self._states[name].handle, 0, nbytes, device.stream)
                 self.order.leave(device.stream, device)
@@ -216,7 +214,7 @@ class DeviceContext:
         try:
             memory = spare.pop()
         except IndexError:
-            memory = self.device.allocate(memory_bytes(self.loaded.types[name]))
+            memory = self.device.allocate(self.loaded.types[name].span_bytes)
         return Lease(memory, spare)
 
     def _execute(self, inputs: Mapping[str, int], outputs: Mapping[str, int], stream: int) -> None:
@@ -314,7 +312,7 @@ class DeviceContext:
         """A copy of a state's current value."""
         type = laid_out(self.loaded.graph.states[name].type)
         with self.lock, self.device as device:
-            fresh = device.allocate(memory_bytes(type))
+            fresh = device.allocate(type.span_bytes)
             self.order.enter(device.stream)
             device.copy(fresh.handle, self._states[name].handle, fresh.nbytes, device.stream)
             self.order.leave(device.stream, device)
@@ -349,7 +347,7 @@ def laid_out(type: TensorType) -> TensorType:
 
 
 def reads_in_place(source: Source, type: TensorType) -> bool:
-    return not source.on_host and source.address % ADDRESS_ALIGNMENT == 0 and source.lies_as(type)
+    return not source.on_host and source.address % ALIGNMENT == 0 and source.lies_as(type)
 
 
 def run_plan(plan: DevicePlan, addresses: Sequence[int], workspace: int) -> Command:

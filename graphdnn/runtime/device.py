@@ -21,13 +21,11 @@ import numpy as np
 from graphdnn.engines.contract import Store
 from graphdnn.errors import ExecutionError, SetupError
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.runtime.memory import ALIGNMENT, aligned
 from graphdnn.target import Target
 
 if TYPE_CHECKING:
     from graphdnn.runtime.capture import CapturedGraph
-
-ALIGNMENT = 256
-"""Bytes to which every buffer of ours is aligned: what cuDNN asks of workspaces, more than any vector load needs."""
 
 LEGACY_STREAM = 1
 """The legacy default stream by its explicit handle; 0 would mean another stream where the driver is told so."""
@@ -37,7 +35,6 @@ PER_THREAD_STREAM = 2
 
 NO_DEVICE = 100
 STUB_LIBRARY = 34
-STREAM_NON_BLOCKING = 1
 EVENT_DISABLE_TIMING = 2
 CAPTURE_IMPLICIT = 906
 CAPTURE_ERRORS = range(900, 909)
@@ -411,7 +408,7 @@ class HostDevice:
         """Host memory aligned to 256 bytes."""
         raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
         kept = [raw]
-        return Memory(-(-raw.ctypes.data // ALIGNMENT) * ALIGNMENT, nbytes, lambda _: kept.clear())
+        return Memory(aligned(raw.ctypes.data), nbytes, lambda _: kept.clear())
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Sets every byte."""

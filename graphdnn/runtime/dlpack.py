@@ -123,7 +123,7 @@ def export(
     owner: object,
     versioned: bool,
 ) -> object:
-    """A capsule for the tensor at `address`; `owner` lives until the consumer is done with it."""  # fmt: skip
+    """A capsule for the tensor at `address`; `owner` lives until the consumer is done with it."""
     managed = Versioned() if versioned else Managed()
     rank = len(shape)
     extents, steps = (c_int64 * max(rank, 1))(*shape), (c_int64 * max(rank, 1))(*strides)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 256
-"""Bytes to which every offset is aligned."""
+"""Bytes to which every buffer and every offset into the arena is aligned: what cuDNN asks of workspaces, more than any
+vector load needs."""
 
 ENOUGH = 1.02
 """An arena within this factor of the lower bound is not improved further."""
@@ -43,6 +44,7 @@ class Packing:
 
 
 def aligned(nbytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -260,10 +260,10 @@ class _Planner:
     def _growth(self, number: int, unread: Mapping[Value, set[int]]) -> int:
         """Bytes that the arena has to hold more of once a step has run."""
         region = self.steps[number].region
-        made = sum(memory_bytes(v.type) for v in region.outputs if self._in_arena(v))
+        made = sum(v.type.span_bytes for v in region.outputs if self._in_arena(v))
         roots = {self.root(v)[0] for v in region.inputs}
         freed = sum(
-            memory_bytes(r.type) for r in roots if self._in_arena(r) and r not in self.at_end and unread[r] == {number}
+            r.type.span_bytes for r in roots if self._in_arena(r) and r not in self.at_end and unread[r] == {number}
         )
         return made - freed
 
@@ -287,10 +287,10 @@ class _Planner:
                 shared = self._reusable(number, now, root, lives, buffers)
                 buffers[root] = shared or root.name
                 born = lives[shared].first if shared else now
-                lives[buffers[root]] = Lifetime(memory_bytes(root.type), born, last)
+                lives[buffers[root]] = Lifetime(root.type.span_bytes, born, last)
         for copy in self.copies:
             if copy.target.space == "arena":
-                lives[copy.target.name] = Lifetime(memory_bytes(copy.type), end, end)
+                lives[copy.target.name] = Lifetime(copy.type.span_bytes, end, end)
         return lives, buffers
 
     def _reusable(
@@ -332,11 +332,6 @@ class _Planner:
         return Schedule(
             self.graph, steps, places, workspaces, copies, packing.nbytes, lower_bound(list(lives.values()))
         )
-
-
-def memory_bytes(type: TensorType) -> int:
-    """Bytes from the first element to the end of the last, gaps included."""
-    return type.extent * type.dtype.itemsize
 
 
 def same_memory(a: Value, b: Value) -> bool:

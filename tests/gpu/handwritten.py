@@ -14,7 +14,7 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.program import Program
-from graphdnn.runtime.schedule import Step, memory_bytes, schedule
+from graphdnn.runtime.schedule import Step, schedule
 
 BODIES = {
     "mul": "y[i] = a[i] * b[i % m];",
@@ -130,5 +130,5 @@ def expected(x: np.ndarray) -> dict[str, np.ndarray]:
 
 def poison(device: CudaDevice, address: int, type: TensorType) -> None:
     """NaN in every element."""
-    device.fill(address, 0xFF, memory_bytes(type), device.stream)
+    device.fill(address, 0xFF, type.span_bytes, device.stream)
     device.synchronize()

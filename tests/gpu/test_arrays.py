@@ -7,7 +7,6 @@ import torch
 from graphdnn.ir.types import DTYPES, DType, TensorType, bfloat16, dense_strides
 from graphdnn.runtime.arrays import DeviceArray, Order, empty, read
 from graphdnn.runtime.device import LEGACY_STREAM, CudaDevice
-from graphdnn.runtime.schedule import memory_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -21,8 +20,8 @@ def numbers(shape: tuple[int, ...], dtype: DType) -> np.ndarray:
 def made(device: CudaDevice, type: TensorType, array: np.ndarray) -> DeviceArray:
     host = empty(type)
     host[...] = array
-    memory = device.allocate(memory_bytes(type))
-    device.write(memory.handle, host.ctypes.data, memory_bytes(type))
+    memory = device.allocate(type.span_bytes)
+    device.write(memory.handle, host.ctypes.data, type.span_bytes)
     return DeviceArray(type, memory, Order(device), device)
 
 

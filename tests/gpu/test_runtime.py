@@ -16,7 +16,6 @@ import torch
 import graphdnn as gd
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
-from graphdnn.runtime.capture import count_kernels
 from graphdnn.runtime.describe import from_attributes
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.program import Program
@@ -360,7 +359,7 @@ def test_counting_and_timing(device: CudaDevice) -> None:
         plan, nbytes = pointwise(region, device), node.result.type.nbytes
         memory = [device.allocate(nbytes) for _ in range(4)]
         addresses = [m.handle for m in memory]
-        assert count_kernels(device, lambda s, p=plan, a=addresses: p.enqueue(a[:2], s, 0)) == 1
+        assert device.capture(lambda s, p=plan, a=addresses: p.enqueue(a[:2], s, 0)).kernels == 1
         times.append(Timer(device).measure(plan, addresses[:2], addresses[2:]))
     floor = 2 * (1 << 28) / 8e12 * 1e6
     assert floor < times[1] < 100 * floor

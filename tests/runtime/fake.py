@@ -24,7 +24,7 @@ from graphdnn.runtime.cache import NullStore
 from graphdnn.runtime.context import LoadedGraph
 from graphdnn.runtime.device import ALIGNMENT, LEGACY_STREAM, Memory, Pinned, host_view
 from graphdnn.runtime.program import Program
-from graphdnn.runtime.schedule import Step, memory_bytes, schedule
+from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.target import Target
 
 POISON = 0xFF
@@ -218,7 +218,7 @@ class FakePlan:
 
 
 def span(address: int, type: TensorType) -> tuple[int, int]:
-    return address, address + memory_bytes(type)
+    return address, address + type.span_bytes
 
 
 def fake_convert(device: FakeDevice) -> Callable[[TensorType, TensorType], FakePlan]:

@@ -163,7 +163,7 @@ def test_strides_of_single_elements_do_not_matter() -> None:
 
 
 def made(device: FakeDevice, type: TensorType, array: np.ndarray, pool: list[Memory] | None = None) -> DeviceArray:
-    memory = device.allocate(type.extent * type.dtype.itemsize)
+    memory = device.allocate(type.span_bytes)
     np.copyto(host_view(memory.handle, type, None), array)
     order = Order(device)
     order.leave(LEGACY_STREAM, None)

@@ -9,7 +9,7 @@ from graphdnn.ir.evaluate import run
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.runtime.memory import ALIGNMENT
-from graphdnn.runtime.schedule import Step, memory_bytes, schedule
+from graphdnn.runtime.schedule import Step, schedule
 from tests.passes.random_graphs import random_arrays, random_graph
 from tests.runtime.fake import FakeDevice, FakePlan, fake_program, fake_steps, host_program, laid_out, on_device
 
@@ -60,7 +60,7 @@ def test_no_two_live_buffers_share_memory(number: int, seed: int) -> None:
 
     def cells(value: gd.Value) -> slice:
         place = placed.places[value]
-        return slice(place.offset, place.offset + memory_bytes(value.type))
+        return slice(place.offset, place.offset + value.type.span_bytes)
 
     made = {v for s in placed.steps for v in s.region.outputs}
     for number, (step, offset) in enumerate(zip(placed.steps, placed.workspaces, strict=True)):
@@ -74,7 +74,7 @@ def test_no_two_live_buffers_share_memory(number: int, seed: int) -> None:
                 arena[cells(value)] = marks[value]
                 assert placed.places[value].offset % ALIGNMENT == 0
     for copy in placed.copies:
-        assert copy.source.space != "arena" or copy.source.offset + memory_bytes(copy.type) <= placed.arena_bytes
+        assert copy.source.space != "arena" or copy.source.offset + copy.type.span_bytes <= placed.arena_bytes
 
 
 def test_the_order_keeps_memory_low() -> None:
