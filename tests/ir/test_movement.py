@@ -54,6 +54,11 @@ def test_squeeze_and_unsqueeze() -> None:
     np.testing.assert_array_equal(run(lambda g, v: g.unsqueeze(v, (0, -1, 2)), x), np.expand_dims(x, (0, -1, 2)))
 
 
+def test_pad_with_a_number_that_no_float_holds() -> None:
+    y = run(lambda g, v: g.pad(v, ((1, 0),), value=2**53 + 1), numbered(2, dtype=np.int64))
+    np.testing.assert_array_equal(y, [2**53 + 1, 0, 1])
+
+
 def test_pad_of_a_scalar_is_itself() -> None:
     np.testing.assert_array_equal(run(lambda g, v: g.pad(v, (), value=7), np.float32(3)), np.float32(3))
 

@@ -141,9 +141,10 @@ class MovementMethods(BuilderCore):
         pairs = [whole_numbers(who, "padding", pair) for pair in padding]
         if any(len(pair) != 2 for pair in pairs):
             raise GraphError(f"{who}: padding is {padding!r}; one (lo, hi) pair per axis of x is needed")
-        return self._add(
-            Pad(padding=tuple((lo, hi) for lo, hi in pairs), value=number(who, "value", value)), x, name=name
-        )[0]
+        filler = number(who, "value", value)
+        if isinstance(value, int) and filler != value:  # a float ends at 2**53, int64 does not
+            filler = value
+        return self._add(Pad(padding=tuple((lo, hi) for lo, hi in pairs), value=filler), x, name=name)[0]
 
     def gather(self, x: Value, indices: Value, *, axis: int = 0, name: str | None = None) -> Value:
         """The entries of x at `indices` (int32 or int64) along `axis`, as numpy.take; an embedding's lookup.
