@@ -1,11 +1,8 @@
 """Proposals: which regions engines are asked about; convex, connected, free of views, complete where they can be."""
 
 import itertools
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -23,6 +20,7 @@ from graphdnn.passes.patterns.convolution import CONVOLUTION
 from graphdnn.passes.select import Offer, select
 from tests.passes.random_graphs import random_graph
 from tests.passes.test_select import check_cover
+from tests.processes import said_by_every_process
 
 
 def names(proposal: Proposal) -> frozenset[str]:
@@ -323,16 +321,4 @@ print([(p.fusion, [n.name for n in p.region.nodes]) for p in propose(trunk(3))])
 
 
 def test_every_process_proposes_the_same() -> None:
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[2],
-            env={"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(said) == 1
-    assert "conv2b" in said.pop()
+    assert "conv2b" in said_by_every_process(SCRIPT)

@@ -1,10 +1,7 @@
 """Layouts: strides everywhere, the same numbers, conversions only where they must be, and outputs that own memory."""
 
 import itertools
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from graphdnn.ir.views import is_free, resolve
 from graphdnn.passes.layout import Assignment, assign_layouts
 from graphdnn.passes.layout_images import PENALTY, channels_last_nodes
 from tests.passes.random_graphs import random_graph
+from tests.processes import said_by_every_process
 
 
 def laid(g: gd.GraphBuilder, **outputs: gd.Value) -> Graph:
@@ -487,15 +485,4 @@ for seed in range(4):
 
 
 def test_every_process_lays_out_the_same() -> None:
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[2],
-            env={"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(said) == 1
+    assert said_by_every_process(SCRIPT)

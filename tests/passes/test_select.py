@@ -1,10 +1,7 @@
 """The cover: cheapest, whole, without overlap or cycle, against brute force and networkx, and fast on long graphs."""
 
 import itertools
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -18,6 +15,7 @@ from graphdnn.ir.types import float32
 from graphdnn.ir.views import is_free
 from graphdnn.passes import cover_search
 from graphdnn.passes.select import Offer, select
+from tests.processes import said_by_every_process
 
 
 def chain(length: int) -> Graph:
@@ -384,16 +382,4 @@ print([o.payload for o in select(graph, random_offers(rng, graph, 90)).picks])
 
 
 def test_every_process_chooses_the_same() -> None:
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[2],
-            env={"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(said) == 1
-    assert "alone" in said.pop()
+    assert "alone" in said_by_every_process(SCRIPT)
