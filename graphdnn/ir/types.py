@@ -138,6 +138,12 @@ def normalized_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[in
     return tuple(out)
 
 
+def aligned_strides(type: TensorType, shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor along the axes of `shape`, its own with size-1 axes put in or left out; 0 along those."""
+    wide = iter([s for n, s in zip(type.shape, type.layout, strict=True) if n != 1])
+    return tuple(next(wide) if n != 1 else 0 for n in shape)
+
+
 @dataclass(frozen=True)
 class TensorType:
     """Shape in logical order, data type, and strides in elements.

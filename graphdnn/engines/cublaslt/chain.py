@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.pointwise import Bias, Cast, Elementwise, Pointwise
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import TensorType
+from graphdnn.ir.types import aligned_strides
 
 ACTIVATIONS = ("relu", "gelu_tanh")
 """Activations that the library applies; its GELU is the tanh form only."""
@@ -137,11 +136,5 @@ def add(chain: Chain, node: Node, other: Value, factor: float) -> Chain | Declin
     shape = node.result.type.shape
     assert isinstance(node.op, Elementwise)
     aligned = node.op.aligned(node.operands.index(other), other.type.shape, len(shape))
-    summand = Summand(other, spread(other.type, aligned), aligned == shape, factor)
+    summand = Summand(other, aligned_strides(other.type, aligned), aligned == shape, factor)
     return replace(chain, summands=(*chain.summands, summand))
-
-
-def spread(type: TensorType, aligned: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor along the axes of `aligned`, its shape with size-1 axes put in; 0 along those of size 1."""
-    steps = iter([s for n, s in zip(type.shape, type.layout, strict=True) if n != 1])
-    return tuple(next(steps) if n != 1 else 0 for n in aligned)

@@ -23,8 +23,6 @@ from graphdnn.ir.types import DType, bfloat16, float16, float32, float64, int8, 
 DATA_TYPES: dict[DType, int] = {float32: 0, float64: 1, float16: 2, int8: 3, int32: 10, bfloat16: 14}
 """cudaDataType_t of the real types; the bindings have no names for them."""
 
-ALGORITHM_BYTES = 64
-
 REDUCTIONS = {"NONE": 0, "INPLACE": 1, "COMPUTE_TYPE": 2, "OUTPUT_TYPE": 4}
 """cublasLtReductionScheme_t: how the parts of a split K are added up.  INPLACE and OUTPUT_TYPE add them in the output's
 type; INPLACE does so within the product's kernel, the other two in a second one."""

@@ -77,29 +77,29 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Dims:
+class Axis:
     """One axis of the product: its size and each tensor's step along it, 0 where the tensor repeats or has none."""
 
     size: int
     steps: dict[str, int]
 
-    def encloses(self, inner: Dims) -> bool:
+    def encloses(self, inner: Axis) -> bool:
         """Whether walking this axis is what comes after the end of `inner`, in every tensor."""
         return all(step == inner.size * inner.steps[t] for t, step in self.steps.items())
 
-    def times(self, inner: Dims) -> Dims:
+    def times(self, inner: Axis) -> Axis:
         """Both axes as one, where this one encloses the other."""
-        return Dims(self.size * inner.size, inner.steps)
+        return Axis(self.size * inner.size, inner.steps)
 
 
 @dataclass(frozen=True)
 class Loops:
     """The axes of the product: rows M, columns N, the sum's K, and what is left of the batch axes."""
 
-    m: Dims
-    n: Dims
-    k: Dims
-    batch: Dims
+    m: Axis
+    n: Axis
+    k: Axis
+    batch: Axis
 
 
 def describe(region: Region) -> Problem | Decline:
@@ -157,14 +157,14 @@ def find_loops(chain: Chain, absorbing: bool) -> Loops | Decline:
     }
     for number, summand in enumerate(chain.summands):
         steps[f"s{number}"] = list(summand.strides)
-    axes = [Dims(n, {t: s[i] for t, s in steps.items()}) for i, n in enumerate(d.shape)]
-    k = Dims(a.shape[-1], {"a": a.layout[-1], "b": b.layout[-2]})
+    axes = [Axis(n, {t: s[i] for t, s in steps.items()}) for i, n in enumerate(d.shape)]
+    k = Axis(a.shape[-1], {"a": a.layout[-1], "b": b.layout[-2]})
     m, n = axes[-2:]
     batch = sorted((x for x in axes[:-2] if x.size > 1), key=lambda x: -x.steps["d"])
     if absorbing:
         m, batch = absorb(m, batch, "b")
         n, batch = absorb(n, batch, "a")
-    merged: list[Dims] = []
+    merged: list[Axis] = []
     for axis in batch:
         if merged and merged[-1].encloses(axis):
             merged[-1] = merged[-1].times(axis)
@@ -177,10 +177,10 @@ def find_loops(chain: Chain, absorbing: bool) -> Loops | Decline:
             f"the batch axes of {chain.anchor} do not lie in memory as one (sizes {sizes}); "
             "cuBLASLt takes one step a batch entry",
         )
-    return Loops(m, n, k, merged[0] if merged else Dims(1, dict.fromkeys(steps, 0)))
+    return Loops(m, n, k, merged[0] if merged else Axis(1, dict.fromkeys(steps, 0)))
 
 
-def absorb(axis: Dims, batch: list[Dims], shared: str) -> tuple[Dims, list[Dims]]:
+def absorb(axis: Axis, batch: list[Axis], shared: str) -> tuple[Axis, list[Axis]]:
     """`axis` made longer by the batch axes along which operand `shared` repeats, and the batch axes that are left."""
     rest = list(batch)
     progress = True
@@ -195,7 +195,7 @@ def absorb(axis: Dims, batch: list[Dims], shared: str) -> tuple[Dims, list[Dims]
     return axis, rest
 
 
-def stored(rows: Dims, columns: Dims, tensor: str, itemsize: int) -> int | None:
+def stored(rows: Axis, columns: Axis, tensor: str, itemsize: int) -> int | None:
     """Leading dimension of a tensor stored by columns; None where it is not.
 
     With one column it is never stepped along, and any will do: the next that allows the widest loads.
@@ -209,7 +209,7 @@ def stored(rows: Dims, columns: Dims, tensor: str, itemsize: int) -> int | None:
     return ld if ld >= rows.size else None
 
 
-def operand(rows: Dims, columns: Dims, tensor: str, itemsize: int, prefer_transposed: bool) -> tuple[bool, int] | None:
+def operand(rows: Axis, columns: Axis, tensor: str, itemsize: int, prefer_transposed: bool) -> tuple[bool, int] | None:
     """Whether an operand is stored transposed, and its leading dimension.  Where both ways of looking at it are right,
     the one whose leading dimension allows wider loads."""
     ways = [
@@ -276,7 +276,7 @@ def arrange(
 
 
 def bias_vector(
-    bias: Summand, tensor: str, rows: Dims, columns: Dims, batch: Dims, address: dict[Value, int]
+    bias: Summand, tensor: str, rows: Axis, columns: Axis, batch: Axis, address: dict[Value, int]
 ) -> BiasVector | Decline:
     """The added tensor as the library's bias."""
     along = rows.size == 1 or rows.steps[tensor] == 1

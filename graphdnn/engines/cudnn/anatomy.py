@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.cudnn.frames import Frame, Ints, Matrix, Rows, Spatial, aligned_strides
+from graphdnn.engines.cudnn.frames import Frame, Ints, Matrix, Rows, Spatial
 from graphdnn.engines.cudnn.rules.linear import factors
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.op import Op
@@ -19,6 +19,7 @@ from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
+from graphdnn.ir.types import aligned_strides
 
 CONVOLUTIONS: tuple[type[Op], ...] = (Conv, ConvTranspose)
 ROW_NORMS: tuple[type[Op], ...] = (LayerNorm, RmsNorm)

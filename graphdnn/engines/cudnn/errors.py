@@ -78,12 +78,16 @@ def library() -> Decline | None:
     try:
         import cudnn
     except ImportError as error:
-        return missing(FRONTEND, f"the cuDNN frontend cannot be imported ({error})")
+        return unimportable(error)
     try:
         cudnn.backend_version()
     except RuntimeError as error:
         return missing(PACKAGE, f"the cuDNN library cannot be loaded ({error})")
     return None
+
+
+def unimportable(error: ImportError) -> Decline:
+    return missing(FRONTEND, f"the cuDNN frontend cannot be imported ({error})")
 
 
 def missing(package: str, what: str) -> Decline:

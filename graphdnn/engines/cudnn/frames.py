@@ -11,8 +11,6 @@ from itertools import pairwise
 from math import prod
 from typing import Protocol
 
-from graphdnn.ir.types import TensorType
-
 Ints = tuple[int, ...]
 
 
@@ -29,12 +27,6 @@ class Frame(Protocol):
 
     def describe(self, shape: Ints, strides: Ints, full: Ints) -> Description | None:
         """A tensor of `shape`, aligned with and broadcasting to `full`; None where this frame cannot say it."""
-
-
-def aligned_strides(type: TensorType, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor whose shape had size-1 axes put in to become `shape`."""
-    wide = iter([s for n, s in zip(type.shape, type.layout, strict=True) if n > 1])
-    return tuple(next(wide) if n > 1 else 0 for n in shape)
 
 
 def spelled(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> Ints:

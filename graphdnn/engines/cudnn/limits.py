@@ -16,7 +16,7 @@ from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
 from graphdnn.ir.ops.pointwise import Cast, Elementwise
 from graphdnn.ir.ops.transposed import ConvTranspose
-from graphdnn.ir.types import TensorType, normalized_strides, row_major
+from graphdnn.ir.types import TensorType
 
 PLAIN = ("full size", "one number", "one entry a channel")
 PATTERNED = (*PLAIN, "one entry a pixel")
@@ -26,8 +26,11 @@ FUSED_NORM_MULTIPLE = 64
 """Row lengths that norms with pointwise work around them come in; others have no plan."""
 
 FUSED_INSTANCE_MULTIPLE = 8
+"""Channels that instance norms with pointwise work behind them come in."""
+
 HEAD_MULTIPLE = 8
 MOST_FEATURES = 256
+"""Features of a head of attention: a multiple of the one, at most the other."""
 
 
 def broadcast_of(shape: Ints, full: Ints) -> str:
@@ -50,8 +53,8 @@ def lies_channels_last(type: TensorType) -> bool:
     return is_channels_last(type.shape, type.layout)
 
 
-def one_type(anatomy: Anatomy, node: Node, count: int = 2) -> Decline | None:
-    """The operands of an anchor have one element type."""
+def one_type(node: Node, count: int = 2) -> Decline | None:
+    """The first `count` operands of an anchor have one element type."""
     types = [v.type.dtype.name for v in node.operands[:count]]
     if len(set(types)) == 1:
         return None
@@ -67,7 +70,7 @@ def ieee_float32(anchor: Node, policy: Policy) -> bool:
 def convolution(anatomy: Anatomy, policy: Policy) -> Decline | None:
     """Convolutions take any channels and any bounded pointwise graph behind them, channels-last."""
     anchor = next(n for n in anatomy.anchors if isinstance(n.op, CONVOLUTIONS))
-    problem = one_type(anatomy, anchor)
+    problem = one_type(anchor)
     if problem is not None:
         return problem
     kind = convolution_class(anatomy)
@@ -157,7 +160,7 @@ def prologue(anatomy: Anatomy, anchor: Node) -> Decline | None:
 def matmul(anatomy: Anatomy, policy: Policy) -> Decline | None:
     """Matrix products of any extents, pointwise work before and behind."""
     for node in anatomy.anchors:
-        problem = one_type(anatomy, node)
+        problem = one_type(node)
         if problem is not None:
             return problem
         if ieee_float32(node, policy):
@@ -194,14 +197,9 @@ def dense_rows(anatomy: Anatomy, node: Node) -> Decline | None:
     x = node.operands[0].type
     for value in (*anatomy.region.inputs, *anatomy.region.outputs):
         type = value.type
-        if type.shape == x.shape and not is_row_major(type):
+        if type.shape == x.shape and not type.is_row_major:
             return Decline(Code.LAYOUT, f"{node}: {value} has strides {type.layout}; cuDNN needs dense rows of {x}")
     return None
-
-
-def is_row_major(type: TensorType) -> bool:
-    """Dense with the last axis innermost."""
-    return type.layout == normalized_strides(type.shape, row_major(type.shape))
 
 
 def fused_norm(anatomy: Anatomy, node: Node) -> Decline | None:
@@ -301,14 +299,16 @@ def attention(anatomy: Anatomy, policy: Policy) -> Decline | None:
         if features % HEAD_MULTIPLE:
             after = -(-features // HEAD_MULTIPLE) * HEAD_MULTIPLE
             fix = Fix(node.name, "head features", str(features), str(after))
-            return Decline(Code.ALIGNMENT, f"{node}: {features} features a head; cuDNN needs a multiple of 8", fix)
+            return Decline(
+                Code.ALIGNMENT, f"{node}: {features} features a head; cuDNN needs a multiple of {HEAD_MULTIPLE}", fix
+            )
         if features > MOST_FEATURES:
             return Decline(Code.SIZE, f"{node}: {features} features a head; cuDNN takes {MOST_FEATURES} at most")
         if type.layout[3] != 1:
             return Decline(
                 Code.LAYOUT, f"{node}: {type} has its features {type.layout[3]} apart; cuDNN needs neighbours"
             )
-    problem = one_type(anatomy, node, 3)
+    problem = one_type(node, 3)
     return attention_mask(node, op, q, k) if problem is None else problem
 
 
@@ -355,6 +355,6 @@ def no_anchor(anatomy: Anatomy) -> Decline | None:
                 return Decline(Code.RANK, f"{node}: {type} has {type.rank} axes; cuDNN takes five at most")
             if type.rank in (4, 5) and not lies_channels_last(type):
                 return Decline(Code.LAYOUT, f"{node}: {value} is not channels-last, which cuDNN's pointwise work needs")
-            if type.rank < 4 and not is_row_major(type):
+            if type.rank < 4 and not type.is_row_major:
                 return Decline(Code.LAYOUT, f"{node}: {value} is not row-major, which cuDNN's pointwise work needs")
     return None

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphdnn.answer import Code, Decline
-from graphdnn.engines.cudnn.errors import attempt
-from graphdnn.engines.cudnn.frames import Description, Frame, aligned_strides
+from graphdnn.answer import Decline
+from graphdnn.engines.cudnn.errors import attempt, unimportable
+from graphdnn.engines.cudnn.frames import Description, Frame
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.linear import Conv, MatMul
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DType, TensorType
+from graphdnn.ir.types import DType, TensorType, aligned_strides
 
 Handle = Any
 """A tensor of the frontend."""
@@ -166,7 +166,7 @@ def lower(region: Region, frame: Frame, **context: Any) -> Lowering | Decline:
     try:
         import cudnn
     except ImportError as error:
-        return Decline(Code.SETUP, str(error))
+        return unimportable(error)
     return attempt(lambda: _lowered(cudnn, region, frame, context), region.pattern)
 
 
