@@ -12,7 +12,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk, Tried
 from graphdnn.engines.contract import Support
-from graphdnn.ir.graph import Graph, Node
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.passes.fuse import Proposal
@@ -169,7 +169,11 @@ def unfused_bytes(graph: Graph) -> int:
     total = 0
     for node in graph.nodes:
         if not node.op.is_renaming:
-            read = {v: v.type.nbytes for v in node.operands if v.literal is None}
+            read: dict[Value, int] = {}
+            for index, value in enumerate(node.operands):
+                if value.literal is None:
+                    needed = node.op.bytes_read(index, node.operand_types, node.result_types)
+                    read[value] = max(read.get(value, 0), needed)
             total += sum(read.values()) + sum(t.nbytes for t in node.result_types)
     return total
 

@@ -13,6 +13,7 @@ from graphdnn.engines.manifest import engines_for
 from graphdnn.errors import CompileError, SetupError
 from graphdnn.executable import Executable
 from graphdnn.ir.graph import Graph
+from graphdnn.ir.op import Op
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
@@ -50,7 +51,16 @@ def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions
     machine, device = resolve(target, chosen_options)
     policy = chosen_options.policy()
     desk = Desk(engines_for(machine.kind, chosen_options.disabled_engines), machine, policy)
-    prepared, records = prepare(graph, desk.cheapest, chosen_options.disabled_passes)
+    whole: list[Region] = []
+
+    def ask(region: Region) -> float | None:
+        """The cheapest estimate; composite nodes that nobody takes whole are kept, for the report to say why."""
+        cost = desk.cheapest(region)
+        if cost is None and len(region.nodes) == 1 and type(region.nodes[0].op).expand is not Op.expand:
+            whole.append(region)
+        return cost
+
+    prepared, records = prepare(graph, ask, chosen_options.disabled_passes)
     proposals = propose(prepared)
     if "fuse" in chosen_options.disabled_passes:
         proposals = tuple(p for p in proposals if len(p.region.nodes) == 1)
@@ -68,7 +78,7 @@ def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions
         check_memory(placed, chosen_options)
         program = Program(prepared, placed, device, lambda source, wanted: conversion(desk, device, source, wanted))
     decisions = Decisions(
-        graph, prepared, proposals, cover, desk, plans, placed, records, promotions(graph), chosen_options
+        graph, prepared, proposals, cover, desk, plans, placed, records, promotions(graph), chosen_options, tuple(whole)
     )
     return Executable(graph, account(decisions), program)
 
@@ -163,7 +173,8 @@ def planned_steps(cover: Cover, desk: Desk) -> list[Step]:
         bid = offer.payload
         assert isinstance(bid, Bid)
         answer = desk.answers(offer.region)[bid.engine]
-        steps.append(Step(offer.region, None, answer.workspace_bytes if isinstance(answer, Support) else 0))
+        assert isinstance(answer, Support)
+        steps.append(Step(offer.region, None, answer.workspace_bytes, answer.in_place))
     return steps
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from graphdnn.answer import Code, Decline
+from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Support
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.graph import Value
@@ -93,10 +93,13 @@ def within_limits(support: Support, engine: str, policy: Policy) -> Support | De
         return Decline(
             Code.OPTION,
             f"{engine} needs {support.workspace_bytes} bytes of scratch here, and workspace_limit is {limit}",
+            Fix("options", "workspace_limit", str(limit), str(support.workspace_bytes)),
         )
     if policy.deterministic and not support.deterministic:
         return Decline(
-            Code.OPTION, f"{engine} gives other bits from run to run here, and deterministic=True is asked for"
+            Code.OPTION,
+            f"{engine} gives other bits from run to run here, and deterministic=True is asked for",
+            Fix("options", "deterministic", "True", "False"),
         )
     return support
 
@@ -115,23 +118,36 @@ def first_good(engine: Engine, region: Region, device: Device, policy: Policy) -
             tried.append(Tried(candidate, "excluded", excluded))
             continue
         plan = engine.build(candidate, device)
+        actual = candidate if isinstance(plan, Decline | HostPlan) else as_built(candidate, plan)
+        excluded = excluded_by(actual, policy)
+        if excluded:
+            tried.append(Tried(actual, "excluded", excluded))
+            continue
         kernels = plan if isinstance(plan, Decline) else trial(plan, candidate, device)
         if isinstance(plan, Decline) or isinstance(kernels, Decline):
             tried.append(Tried(candidate, "failed", str(kernels)))
             continue
-        actual = candidate if isinstance(plan, HostPlan) else replace(candidate, workspace_bytes=plan.workspace_bytes)
         tried.append(Tried(actual, "chosen"))
         tried.extend(Tried(c, "slower", "its engine ranks it lower; not timed") for c in rest)
         return Chosen(engine.name, actual, plan, kernels, tuple(tried))
     reasons = "; ".join(dict.fromkeys(f"{t.candidate.name}: {t.reason}" for t in tried)) or "it proposed none"
     excluded_all = bool(tried) and all(t.verdict == "excluded" for t in tried)
-    return Refused(
-        Decline(
-            Code.OPTION if excluded_all else Code.BUILD,
-            f"none of {engine.name}'s {len(tried)} plans is usable: {reasons}",
-        ),
-        tuple(tried),
-    )
+    code, fix = (Code.OPTION, loosened(tried, policy)) if excluded_all else (Code.BUILD, None)
+    return Refused(Decline(code, f"none of {engine.name}'s {len(tried)} plans is usable: {reasons}", fix), tuple(tried))
+
+
+def as_built(candidate: Candidate, plan: DevicePlan) -> Candidate:
+    """The candidate with the scratch memory that its plan really asks for."""
+    return replace(candidate, workspace_bytes=plan.workspace_bytes)
+
+
+def loosened(excluded: Sequence[Tried], policy: Policy) -> Fix:
+    """The least change of the options that lets one of these plans in."""
+    steady = [t.candidate for t in excluded if t.candidate.deterministic or not policy.deterministic]
+    if not steady:
+        return Fix("options", "deterministic", "True", "False")
+    least = min(c.workspace_bytes for c in steady)
+    return Fix("options", "workspace_limit", str(policy.workspace_limit), str(least))
 
 
 def excluded_by(candidate: Candidate, policy: Policy) -> str:

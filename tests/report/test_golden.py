@@ -27,7 +27,7 @@ def test_every_file_has_its_graph() -> None:
 
 
 def test_golden_reports_propose_changes_of_several_kinds() -> None:
-    assert {fix.attribute for _, fix in FIXES.values()} >= {"precision", "dtype", "row length"}
+    assert {fix.attribute for _, fix in FIXES.values()} >= {"precision", "dtype", "row length", "head features"}
 
 
 @pytest.mark.parametrize("key", FIXES, ids=" ".join)

@@ -236,4 +236,18 @@ def test_what_an_option_rules_out_is_excluded(
     (entry,) = [c for c in relu(**options).candidates if c.engine == "cudnn"]
     assert (entry.verdict, entry.code) == ("excluded", "option")
     assert word in entry.reason
+    assert entry.fix is not None
+    assert (entry.fix.target, entry.fix.attribute) == ("options", word)
     assert [r.engine for r in relu(**options).regions] == ["nvrtc"]
+
+
+def test_a_composite_that_nobody_takes_whole_is_listed_with_the_reasons() -> None:
+    """What runs are its parts; why it does not run whole, and what would let it, is said all the same."""
+    report = h200_report(twins())
+    for name in ("left", "right"):
+        whole = {c.engine: c for c in report.candidates if (c.pattern, c.nodes) == ("attention", (name,))}
+        assert set(whole) == {"cudnn", "cublaslt", "nvrtc"}
+        assert whole["cudnn"].fix is not None
+        assert whole["cudnn"].fix.sentence == f"change dtype of {name} from float32 to float16"
+        assert all(whole["cudnn"] in r.alternatives for r in report.regions if name in r.nodes)
+    assert explain(report).count("to have it: change dtype of left from float32 to float16") == 1

@@ -100,8 +100,10 @@ def element_types(question: Question) -> Decline | None:
     for value in (*region.inputs, *region.outputs):
         dtype = value.type.dtype.name
         if dtype not in FLOATS and value not in lengths:
-            fix = Fix(value.name, "dtype", dtype, "float16")
-            return Decline(Code.DTYPE, f"{value} is {value.type}; cuDNN takes {', '.join(FLOATS)} here", fix)
+            reason = f"{value} is {value.type}; cuDNN takes {', '.join(FLOATS)} here"
+            if not value.type.dtype.is_float:
+                return Decline(Code.OP, reason)  # a condition or an index means something else as a float
+            return Decline(Code.DTYPE, reason, Fix(value.name, "dtype", dtype, "float16"))
     for node in region.nodes:
         if isinstance(node.op, Cast) and not (node.operands[0].type.dtype.is_float and node.op.target.is_float):
             fix = Fix(node.name, "dtype", node.op.dtype, "float16")

@@ -105,8 +105,8 @@ def test_taken(name: str) -> None:
 
 REFUSED: dict[str, tuple[Region, Code]] = {
     "float64": (convolution(dtype=gd.float64), Code.DTYPE),
-    "int8": (convolution(dtype=gd.int8), Code.DTYPE),
-    "bool output": (product(finish=lambda g, y: g.greater(y, 0.0)), Code.DTYPE),
+    "int8": (convolution(dtype=gd.int8), Code.OP),
+    "bool output": (product(finish=lambda g, y: g.greater(y, 0.0)), Code.OP),
     "residual of batch and channel": (convolution(finish=lambda g, y: residual(g, y, (3, 40, 1, 1))), Code.BROADCAST),
     "residual without batch": (convolution(finish=lambda g, y: residual(g, y, (1, 40, 9, 7))), Code.BROADCAST),
     "pow of a vector": (
