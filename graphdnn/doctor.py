@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -51,12 +52,13 @@ LIBRARIES = (
 """In the order they are needed: without a driver the others can still compile and validate."""
 
 PACKAGES = (
-    ("cuda-python", "13.", "driver and runtime bindings"),
-    ("cuda-core", "", "devices, streams and NVRTC"),
-    ("nvidia-cudnn-frontend", "1.2", "lowering to cuDNN"),
-    ("nvmath-python", "1.", "cuBLASLt"),
+    ("cuda-python", (13,), (14,), "driver and runtime bindings, NVRTC"),
+    ("cuda-core", (0, 6), (2,), "devices and streams"),
+    ("nvidia-cudnn-frontend", (1, 22), (1, 24), "lowering to cuDNN"),
+    ("nvmath-python", (1, 0), (1, 1), "cuBLASLt"),
 )
-"""Distributions, the version prefix that was tested, and what they are for."""
+"""Distributions, the least version that will do and the first that was not tried, as in pyproject.toml, and what they
+are for."""
 
 HEADERS = ("cuda_fp16.h", "cuda_bf16.h")
 
@@ -148,13 +150,15 @@ def attempt(library: Library, path: Path) -> str:
     return answer
 
 
-def check_package(name: str, tested: str, purpose: str) -> Finding:
+def check_package(name: str, least: tuple[int, ...], end: tuple[int, ...], purpose: str) -> Finding:
     try:
         found = version(name)
     except PackageNotFoundError:
         return Finding(name, "missing", f"not installed ({purpose})", f"pip install 'graphdnn[cuda13]' brings {name}")
-    if not found.startswith(tested):
-        return Finding(name, "warning", f"version {found}; {tested}x was tested", f"pip install '{name}=={tested}*'")
+    if not least <= tuple(int(n) for n in re.findall(r"\d+", found)[:3]) < end:
+        low, high = (".".join(map(str, v)) for v in (least, end))
+        wanted = f">={low},<{high}"
+        return Finding(name, "warning", f"version {found}; {wanted} is needed", f"pip install '{name}{wanted}'")
     return Finding(name, "ok", f"version {found} ({purpose})")
 
 

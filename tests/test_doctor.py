@@ -1,7 +1,9 @@
 """What the doctor finds in folders with libraries that are missing, broken, or there twice."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,7 @@ def test_nothing_there_names_library_and_package(folders: list[Path]) -> None:
 def test_every_library_package_and_the_headers_are_looked_for(folders: list[Path]) -> None:
     names = [f.name for f in doctor.examine()]
     assert names[: len(LIBRARIES)] == [x.name for x in LIBRARIES]
-    assert {name for name, _, _ in PACKAGES} <= set(names)
+    assert {name for name, *_ in PACKAGES} <= set(names)
     assert "CUDA headers" in names
 
 
@@ -164,15 +166,26 @@ def test_headers_are_found_beside_the_libraries(folders: list[Path]) -> None:
 
 def test_packages_are_told_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "1.30.0")
-    finding = doctor.check_package("nvidia-cudnn-frontend", "1.23", "lowering")
+    finding = doctor.check_package("nvidia-cudnn-frontend", (1, 22), (1, 24), "lowering")
     assert finding.status == "warning"
     assert "1.30.0" in finding.detail
-    assert doctor.check_package("nvidia-cudnn-frontend", "1.3", "lowering").status == "ok"
-    assert doctor.check_package("cuda-core", "", "streams").status == "ok"
+    assert finding.cure == "pip install 'nvidia-cudnn-frontend>=1.22,<1.24'"
+    assert doctor.check_package("nvidia-cudnn-frontend", (1, 30), (1, 31), "lowering").status == "ok"
+    assert doctor.check_package("cuda-core", (0, 6), (2,), "streams").status == "ok"
+    assert doctor.check_package("cuda-core", (1, 31), (2,), "streams").status == "warning"
+
+
+def test_packages_are_wanted_as_the_project_wants_them() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["cuda13"]]
+    for name, least, end, _ in PACKAGES:
+        (line,) = [r for r in required if re.match(rf"{name}[<>=]", r)]
+        low, high = (".".join(map(str, v)) for v in (least, end))
+        assert line.startswith((f"{name}>={low},<{high};", f"{name}=={low}.*;"))
 
 
 def test_a_package_that_is_not_installed_names_the_extra() -> None:
-    finding = doctor.check_package("no-such-package-here", "1.", "nothing")
+    finding = doctor.check_package("no-such-package-here", (1,), (2,), "nothing")
     assert finding.status == "missing"
     assert "graphdnn[cuda13]" in finding.cure
 
