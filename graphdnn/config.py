@@ -24,8 +24,8 @@ class CompileOptions(BaseModel):
     workspace_limit: most bytes of scratch that any one plan may use; None is no limit.
     memory_limit: most bytes of intermediates and scratch together; None is no limit.
     selection: "heuristic" chooses by estimates and the libraries' own order, without timing.
-    disabled_passes: passes to leave out, for finding out what one does: canonicalize, raise, fold, fuse.
-    disabled_engines: engines not to ask.
+    disabled_passes: passes to leave out, for finding out what one does (OPTIONAL_PASSES in passes/pipeline.py).
+    disabled_engines: engines not to ask (MANIFEST in engines/manifest.py).
     cache_dir: directory of the disk cache; None is the default one, "" is no cache.
     """
 
@@ -59,15 +59,8 @@ class CompileOptions(BaseModel):
         return known(names, tuple(MANIFEST))
 
     def policy(self) -> Policy:
-        """The options as engines see them."""
-        return Policy(
-            precision=self.precision,
-            deterministic=self.deterministic,
-            workspace_limit=self.workspace_limit,
-            memory_limit=self.memory_limit,
-            selection=self.selection,
-            disabled_engines=self.disabled_engines,
-        )
+        """Those of the options that engines see."""
+        return Policy(precision=self.precision, deterministic=self.deterministic, workspace_limit=self.workspace_limit)
 
 
 def known(names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:

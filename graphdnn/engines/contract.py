@@ -20,14 +20,11 @@ Precision = Literal["ieee", "tf32", "reduced"]
 
 @dataclass(frozen=True)
 class Policy:
-    """The user's options as engines see them; the frozen inside of CompileOptions."""
+    """Those of the user's options that engines see; CompileOptions (config.py) has all."""
 
     precision: Precision = "ieee"
     deterministic: bool = False
     workspace_limit: int | None = None
-    memory_limit: int | None = None
-    selection: str = "heuristic"
-    disabled_engines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
