@@ -37,7 +37,7 @@ def run(
             raise GraphError(
                 f"{name} is not a state of graph {graph.name}; its states are {', '.join(graph.states) or 'none'}"
             )
-    wide = dtype is float64 or dtype == float64
+    wide = dtype == float64
     values: dict[Value, Array] = {}
 
     def store(value: Value, array: Array) -> None:

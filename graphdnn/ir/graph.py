@@ -277,7 +277,7 @@ class Graph:
         return masks
 
     def node(self, name: str) -> Node:
-        """The node of that name.  Raises GraphError with the nearest names when there is none."""
+        """The node of that name.  Raises GraphError with the first names when there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node

@@ -158,17 +158,6 @@ def matches(pattern: Pattern, root: Node, graph: Graph) -> Iterator[Match]:
         yield Match(graph, root, order, found.values, found.numbers, bypassed)
 
 
-def match(pattern: Pattern, root: Node, graph: Graph) -> Match | Decline:
-    """The first match at `root` that swallows nothing, or a Decline that says why there is none."""
-    declined = Decline(Code.PATTERN, f"{root} is not made as the pattern says")
-    for found in matches(pattern, root, graph):
-        if found.escape is None:
-            return found
-        if declined.code == Code.PATTERN:
-            declined = found.escape
-    return declined
-
-
 def first_decline(*checks: Decline | None) -> Decline | None:
     """The first objection; `or` would pass over it, since a Decline is falsy."""
     return next((check for check in checks if check is not None), None)

@@ -5,7 +5,7 @@ import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.pointwise import Cast, Pointwise
-from graphdnn.passes.pattern import Is, Match, Number, Var, aligns_as_numpy, fn, is_number, match, matches, one_of
+from graphdnn.passes.pattern import Is, Match, Number, Var, aligns_as_numpy, fn, is_number, matches, one_of
 from tests.passes.graph_text import parsed
 
 SILU = fn("mul", Var("x"), fn("sigmoid", Var("x")))
@@ -13,6 +13,17 @@ SILU = fn("mul", Var("x"), fn("sigmoid", Var("x")))
 
 def root(graph: gd.Graph) -> gd.Node:
     return graph.nodes[-1]
+
+
+def match(pattern, root: gd.Node, graph: gd.Graph) -> Match | Decline:
+    """The first match at `root` that swallows nothing, or a Decline that says why there is none."""
+    declined = Decline(Code.PATTERN, f"{root} is not made as the pattern says")
+    for answer in matches(pattern, root, graph):
+        if answer.escape is None:
+            return answer
+        if declined.code == Code.PATTERN:
+            declined = answer.escape
+    return declined
 
 
 def found(pattern, graph: gd.Graph) -> Match:

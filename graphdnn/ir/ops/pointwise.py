@@ -22,7 +22,7 @@ from graphdnn.ir.types import DTYPES, Array, DType, TensorType, bool_, broadcast
 class Fn:
     """One pointwise function: arity, numpy meaning, parameters with their defaults, and what types it takes.
 
-    `takes` is "float", "number" (floats and integers), "integer", "bool" or "any"; `gives` is None for the operands'
+    `takes` is "float", "number" (floats and integers), "bool" or "any"; `gives` is None for the operands'
     common type or a fixed type.
     """
 
@@ -215,7 +215,6 @@ FUNCTIONS: dict[str, Fn] = {
 TAKES: dict[str, Callable[[DType], bool]] = {
     "float": lambda t: t.is_float,
     "number": lambda t: t.kind != "bool",
-    "integer": lambda t: t.is_integer,
     "bool": lambda t: t.kind == "bool",
     "any": lambda t: True,
 }

@@ -184,8 +184,8 @@ def attention(make: Emitter, found: Match) -> Value:
     k = found["k"]
     inner = scaled(k, found.graph)
     if inner is not None:
-        k, _, nodes = inner
-        make.also(nodes)
+        k, _, node = inner
+        make.also([node])
     k = with_four_axes(make, transposed_back(make, k, found.graph))
     causal = causal_mask(found) if "fill" in found else causal_bias(found) if "bias" in found else None
     extras: dict[str, Value] = {}
@@ -254,8 +254,8 @@ def attention_node(found: Match) -> tuple[Attention, Node]:
     return node.op, node
 
 
-def scaled(value: Value, graph: Graph) -> tuple[Value, float, tuple[Node, ...]] | None:
-    """x, c and the nodes where `value` is c * x, or a transpose of that."""
+def scaled(value: Value, graph: Graph) -> tuple[Value, float, Node] | None:
+    """x, c and the node where `value` is c * x."""
     node = graph.producer.get(value)
     if node is None or node.op not in (Pointwise(fn="mul"), Pointwise(fn="div")):
         return None
@@ -265,7 +265,7 @@ def scaled(value: Value, graph: Graph) -> tuple[Value, float, tuple[Node, ...]] 
             continue
         if factor == 0 or not np.isfinite(factor):
             return None
-        return x, 1 / factor if node.op == Pointwise(fn="div") else factor, (node,)
+        return x, 1 / factor if node.op == Pointwise(fn="div") else factor, node
     return None
 
 
@@ -283,9 +283,9 @@ def with_scale(make: Emitter, found: Match) -> Value:
     for index in (0, 1):
         inner = scaled(operands[index], found.graph)
         if inner is not None:
-            operands[index], factor, nodes = inner
+            operands[index], factor, product = inner
             scale *= factor
-            make.also(nodes)
+            make.also([product])
     return make(replace(op, scale=scale), *operands)
 
 
