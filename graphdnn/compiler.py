@@ -100,7 +100,7 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
     return device.target, device
 
 
-def offers_of(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> list[Offer]:
+def offers_of(proposals: tuple[Proposal, ...], desk: Desk) -> list[Offer]:
     """Every engine's "yes" to every proposal, in the engines' order."""
     return [
         Offer(p.region, answer.estimated_us, Bid(engine, p.region))
@@ -112,7 +112,7 @@ def offers_of(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> list
 
 def cheapest_cover(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> Cover:
     """The cover of least estimated cost.  Raises CompileError or SetupError naming the node that nobody takes."""
-    offers = offers_of(graph, proposals, desk)
+    offers = offers_of(proposals, desk)
     covered = 0
     for offer in offers:
         covered |= offer.region.mask

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Support
 from graphdnn.errors import ExecutionError
-from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
@@ -169,7 +168,7 @@ def trial(plan: Plan, candidate: Candidate, device: Device) -> int | Decline:
     if isinstance(plan, HostPlan):
         return 1
     region = candidate.region
-    sizes = [span_bytes(v) for v in (*region.inputs, *region.outputs)] + [max(plan.workspace_bytes, 1)]
+    sizes = [v.type.span_bytes for v in (*region.inputs, *region.outputs)] + [max(plan.workspace_bytes, 1)]
     buffers = [device.allocate(n) for n in sizes]
     *addresses, workspace = [b.handle for b in buffers]
     try:
@@ -183,8 +182,3 @@ def trial(plan: Plan, candidate: Candidate, device: Device) -> int | Decline:
     finally:
         for buffer in buffers:
             buffer.close()
-
-
-def span_bytes(value: Value) -> int:
-    """Bytes from a value's first element to the end of its last, gaps of the strides included."""
-    return value.type.extent * value.type.dtype.itemsize

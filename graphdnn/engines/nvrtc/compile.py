@@ -37,7 +37,7 @@ def missing(what: str, package: str, found: str) -> Decline:
     return Decline(
         Code.SETUP,
         f"generated kernels need {what}, which was not found ({found}); install {package}",
-        Fix("this environment", "installed packages", f"no {package}", package),
+        Fix("environment", "package", "missing", package),
     )
 
 
