@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from graphdnn.account import Decisions, account
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Desk, Refused
+from graphdnn.engines.choose import Chosen, Desk
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Support
 from graphdnn.engines.manifest import engines_for
 from graphdnn.errors import CompileError, SetupError
 from graphdnn.executable import Executable
-from graphdnn.ir.graph import Graph
+from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import TensorType
+from graphdnn.ir.types import DType, TensorType
 from graphdnn.ir.views import is_free
 from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.fuse import Proposal, propose
-from graphdnn.passes.pipeline import prepare
+from graphdnn.passes.pipeline import PassRecord, prepare
 from graphdnn.passes.promote import promotions
 from graphdnn.passes.select import Cover, Offer, select
 from graphdnn.runtime.device import device_for, device_present
@@ -37,50 +37,98 @@ class Bid:
     region: Region
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A graph ready to run: what the passes made of it, what was proposed and chosen, and the plans where they exist.
+
+    `whole` are composite nodes that no engine took as they are, asked alone.
+    """
+
+    prepared: Graph
+    records: tuple[PassRecord, ...]
+    proposals: tuple[Proposal, ...]
+    cover: Cover
+    plans: dict[Region, Chosen]
+    whole: tuple[Region, ...]
+
+
+Signature = tuple[Op, tuple[tuple[tuple[int, ...], DType], ...]]
+"""What an op is applied to, whatever the layouts: operands' shapes and types."""
+
+
 def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions | None = None) -> Executable:
     """Compiles `graph` for a target: "cpu", "cuda", "auto" (cuda where there is a device) or a Target.
 
     A described target (`Target.named("h200")`) gives a full report and an executable that refuses to run.
     Raises CompileError where no cover exists, SetupError where a missing library is the only reason.
     """
-    chosen_options = options or CompileOptions()
     if not isinstance(graph, Graph):
         raise CompileError(
             f"compile: graph is a {type(graph).__name__}; a Graph, as GraphBuilder.build gives, is needed"
         )
+    if not isinstance(options, CompileOptions | None):
+        raise CompileError(f"compile: options is a {type(options).__name__}; a gd.CompileOptions is needed")
+    chosen_options = options or CompileOptions()
     machine, device = resolve(target, chosen_options)
-    policy = chosen_options.policy()
-    desk = Desk(engines_for(machine.kind, chosen_options.disabled_engines), machine, policy)
-    whole: list[Region] = []
-
-    def ask(region: Region) -> float | None:
-        """The cheapest estimate; composite nodes that nobody takes whole are kept, for the report to say why."""
-        cost = desk.cheapest(region)
-        if cost is None and len(region.nodes) == 1 and type(region.nodes[0].op).expand is not Op.expand:
-            whole.append(region)
-        return cost
-
-    prepared, records = prepare(graph, ask, chosen_options.disabled_passes)
-    proposals = propose(prepared)
-    if "fuse" in chosen_options.disabled_passes:
-        proposals = tuple(p for p in proposals if len(p.region.nodes) == 1)
-    if device is None:
-        cover = cheapest_cover(prepared, proposals, desk)
-        plans: dict[Region, Chosen] = {}
-        program = None
-        placed = schedule(prepared, planned_steps(cover, desk))
-    else:
-        cover, plans = built_cover(prepared, proposals, desk, device)
-        placed = schedule(
-            prepared,
-            [Step(o.region, plans[o.region].plan, plans[o.region].candidate.workspace_bytes) for o in cover.picks],
-        )
-        check_memory(placed, chosen_options)
-        program = Program(prepared, placed, device, lambda source, wanted: conversion(desk, device, source, wanted))
+    desk = Desk(engines_for(machine.kind, chosen_options.disabled_engines), machine, chosen_options.policy())
+    made = planned(graph, desk, device, chosen_options)
+    placed = schedule(made.prepared, steps_of(made, desk))
+    check_memory(placed, chosen_options)
+    program = None
+    if device is not None:
+        program = Program(made.prepared, placed, device, lambda source, to: conversion(desk, device, source, to))
     decisions = Decisions(
-        graph, prepared, proposals, cover, desk, plans, placed, records, promotions(graph), chosen_options, tuple(whole)
+        graph,
+        made.prepared,
+        made.proposals,
+        made.cover,
+        desk,
+        made.plans,
+        placed,
+        made.records,
+        promotions(graph),
+        chosen_options,
+        made.whole,
     )
     return Executable(graph, account(decisions), program)
+
+
+def planned(graph: Graph, desk: Desk, device: Device | None, options: CompileOptions) -> Planned:
+    """Passes, proposals and cover, and on a device the plans.
+
+    A composite node that engines took on paper and none of them can build is expanded after all, and all begins anew;
+    each round gives up one more op, so this ends.  Raises CompileError or SetupError naming the node nobody takes.
+    """
+    given_up: dict[Signature, dict[str, Support | Decline]] = {}
+    while True:
+        whole: list[Region] = []
+
+        def ask(region: Region, whole: list[Region] = whole) -> float | None:
+            if len(region.nodes) == 1 and (answers := given_up.get(signature(region.nodes[0]))) is not None:
+                desk.overrule(region, answers)
+            cost = desk.cheapest(region)
+            if cost is None and len(region.nodes) == 1 and is_composite(region.nodes[0]):
+                whole.append(region)
+            return cost
+
+        prepared, records = prepare(graph, ask, options.disabled_passes)
+        proposals = propose(prepared)
+        if "fuse" in options.disabled_passes:
+            proposals = tuple(p for p in proposals if len(p.region.nodes) == 1)
+        found = built_cover(prepared, proposals, desk, device)
+        if not isinstance(found, Node):
+            return Planned(prepared, records, proposals, *found, tuple(whole))
+        if not is_composite(found) or signature(found) in given_up:
+            raise nobody_takes(found, prepared, desk)
+        given_up[signature(found)] = desk.answers(Region.of(prepared, [found]))
+
+
+def is_composite(node: Node) -> bool:
+    return type(node.op).expand is not Op.expand
+
+
+def signature(node: Node) -> Signature:
+    return node.op, tuple((t.shape, t.dtype) for t in node.operand_types)
 
 
 def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Device | None]:
@@ -110,44 +158,50 @@ def offers_of(proposals: tuple[Proposal, ...], desk: Desk) -> list[Offer]:
     ]
 
 
-def cheapest_cover(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> Cover:
-    """The cover of least estimated cost.  Raises CompileError or SetupError naming the node that nobody takes."""
-    offers = offers_of(proposals, desk)
+def unserved(graph: Graph, proposals: tuple[Proposal, ...], desk: Desk) -> Node | None:
+    """The first computing node that no engine takes, alone or within a larger region."""
     covered = 0
-    for offer in offers:
+    for offer in offers_of(proposals, desk):
         covered |= offer.region.mask
-    for position, node in enumerate(graph.nodes):
-        if covered >> position & 1 or is_free(node):
-            continue
-        declines = desk.answers(Region.of(graph, [node]))
-        reasons = "; ".join(f"{name}: {answer}" for name, answer in declines.items()) or "no engine is enabled"
-        lacking = [a for a in declines.values() if isinstance(a, Decline) and a.code is Code.SETUP]
-        raise (SetupError if lacking else CompileError)(f"no engine takes {node} on {desk.target}: {reasons}")
-    return select(graph, offers)
+    missing = (n for i, n in enumerate(graph.nodes) if not covered >> i & 1 and not is_free(n))
+    return next(missing, None)
+
+
+def nobody_takes(node: Node, graph: Graph, desk: Desk) -> CompileError:
+    """The error for a node that no engine takes: SetupError where a library is missing."""
+    answers = desk.answers(Region.of(graph, [node]))
+    reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items()) or "no engine is enabled"
+    lacking = any(isinstance(a, Decline) and a.code is Code.SETUP for a in answers.values())
+    return (SetupError if lacking else CompileError)(f"no engine takes {node} on {desk.target}: {reasons}")
 
 
 def built_cover(
-    graph: Graph, proposals: tuple[Proposal, ...], desk: Desk, device: Device
-) -> tuple[Cover, dict[Region, Chosen]]:
-    """The cheapest cover whose every region has a plan that was built and run.
+    graph: Graph, proposals: tuple[Proposal, ...], desk: Desk, device: Device | None
+) -> tuple[Cover, dict[Region, Chosen]] | Node:
+    """The cheapest cover, on a device such that every region has a plan that was built and run; or a node without one.
 
     A region whose engine cannot build it turns into a decline, and the cover is chosen anew; each round rules out at
     least one answer, so this ends.
     """
     while True:
-        cover = cheapest_cover(graph, proposals, desk)
+        node = unserved(graph, proposals, desk)
+        if node is not None:
+            return node
+        cover = select(graph, offers_of(proposals, desk))
         plans: dict[Region, Chosen] = {}
-        refused = False
-        for offer in cover.picks:
-            bid = offer.payload
-            assert isinstance(bid, Bid)
-            found = desk.plan(bid.engine, offer.region, device)
-            if isinstance(found, Refused):
-                refused = True
-            else:
-                plans[offer.region] = found
-        if not refused:
+        if device is None:
             return cover, plans
+        for offer in cover.picks:
+            found = desk.plan(bid_of(offer).engine, offer.region, device)
+            if isinstance(found, Chosen):
+                plans[offer.region] = found
+        if len(plans) == len(cover.picks):
+            return cover, plans
+
+
+def bid_of(offer: Offer) -> Bid:
+    assert isinstance(offer.payload, Bid)
+    return offer.payload
 
 
 def conversion(desk: Desk, device: Device, source: TensorType, wanted: TensorType) -> DevicePlan:
@@ -166,13 +220,15 @@ def conversion(desk: Desk, device: Device, source: TensorType, wanted: TensorTyp
     raise CompileError(f"no engine on {desk.target} copies {source} into {wanted}")
 
 
-def planned_steps(cover: Cover, desk: Desk) -> list[Step]:
-    """Steps without plans, for a device that is not here: scratch memory as estimated."""
+def steps_of(made: Planned, desk: Desk) -> list[Step]:
+    """The cover's regions with their plans; for a device that is not here, with what engines said of them."""
     steps = []
-    for offer in cover.picks:
-        bid = offer.payload
-        assert isinstance(bid, Bid)
-        answer = desk.answers(offer.region)[bid.engine]
+    for offer in made.cover.picks:
+        chosen = made.plans.get(offer.region)
+        if chosen is not None:
+            steps.append(Step(offer.region, chosen.plan, chosen.candidate.workspace_bytes))
+            continue
+        answer = desk.answers(offer.region)[bid_of(offer).engine]
         assert isinstance(answer, Support)
         steps.append(Step(offer.region, None, answer.workspace_bytes, answer.in_place))
     return steps

@@ -65,6 +65,10 @@ class Desk:
         answer = engine.supports(region, self.target, self.policy)
         return answer if isinstance(answer, Decline) else within_limits(answer, engine.name, self.policy)
 
+    def overrule(self, region: Region, answers: dict[str, Support | Decline]) -> None:
+        """What the engines' plans turned out to be, in place of what the engines said of this region."""
+        self._answers[region.key] = dict(answers)
+
     def plan(self, engine_name: str, region: Region, device: Device) -> Chosen | Refused:
         """The engine's first plan that builds and runs; equal regions share one."""
         key = (engine_name, region.key)

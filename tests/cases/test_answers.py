@@ -13,8 +13,6 @@ from graphdnn.engines import manifest
 from graphdnn.engines.choose import Desk
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.nvrtc import compile as nvrtc_compile
-from graphdnn.passes.fuse import propose
-from graphdnn.passes.pipeline import prepare
 from tests.cases import graphs
 from tests.cases.fake_engine import FakeEngine
 from tests.planned import H200, answers, h200_report
@@ -69,8 +67,7 @@ def without_nvrtc(monkeypatch: pytest.MonkeyPatch):
 def covered(graph: gd.Graph, *engines: str) -> compiler.Cover:
     """The cover on a present H200 by these engines."""
     desk = Desk([manifest.load_engine(e) for e in engines], PRESENT, Policy())
-    prepared, _ = prepare(graph, desk.cheapest)
-    return compiler.cheapest_cover(prepared, propose(prepared), desk)
+    return compiler.planned(graph, desk, None, gd.CompileOptions()).cover
 
 
 def softmax() -> gd.Graph:
