@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from graphdnn.engines.contract import DevicePlan, HostPlan
@@ -231,31 +232,40 @@ class _Planner:
         return min((own, greedy), key=lambda order: lower_bound(list(self._lifetimes(order)[0].values())))
 
     def _sorted(self, key: Callable[[int, Mapping[Value, set[int]]], tuple[int, ...]]) -> list[int]:
-        """Takes the ready step of least `key(step, steps that have yet to read each value)` until none is left."""
+        """Takes the ready step of least `key(step, steps that have yet to read each value)` until none is left.
+
+        A key may become smaller when a step is left as the only one to read a value, and at no other time.
+        """
         unread = {root: set(numbers) for root, numbers in self.readers.items()}
         missing = [set(b) for b in self.before]
         after: list[list[int]] = [[] for _ in self.steps]
         for number, needed in enumerate(self.before):
             for other in needed:
                 after[other].append(number)
-        ready = [n for n, needed in enumerate(missing) if not needed]
-        order: list[int] = []
+        ready = [(key(n, unread), n) for n, needed in enumerate(missing) if not needed]
+        heapify(ready)
+        order: dict[int, None] = {}
         while ready:
-            number = min(ready, key=lambda n: (key(n, unread), n))
-            ready.remove(number)
-            order.append(number)
-            for value in self.steps[number].region.inputs:
-                unread[self.root(value)[0]].discard(number)
-            for other in after[number]:
+            _, number = heappop(ready)
+            if number in order:
+                continue  # it stood here once more, with an earlier and larger key
+            order[number] = None
+            changed = list(after[number])
+            for other in changed:
                 missing[other].discard(number)
-                if not missing[other]:
-                    ready.append(other)
+            for value in self.steps[number].region.inputs:
+                left = unread[self.root(value)[0]]
+                left.discard(number)
+                changed += left if len(left) == 1 else ()
+            for other in changed:
+                if not missing[other] and other not in order:
+                    heappush(ready, (key(other, unread), other))
         if len(order) < len(self.steps):
             stuck = next(s for n, s in enumerate(self.steps) if n not in order)
             raise CompileError(
                 f"graph {self.graph.name}: the regions around {stuck.region.nodes[0]} wait for each other"
             )
-        return order
+        return list(order)
 
     def _growth(self, number: int, unread: Mapping[Value, set[int]]) -> int:
         """Bytes that the arena has to hold more of once a step has run."""
