@@ -15,10 +15,11 @@ from graphdnn.engines.nvrtc.copies import MOVES, Job, Place, Start, jobs_of
 from graphdnn.engines.nvrtc.emit import template
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
 from graphdnn.engines.nvrtc.packing import Packing, groups_of, packing_of
-from graphdnn.engines.nvrtc.recipe import Buffer, Family, Kernel, Recipe
+from graphdnn.engines.nvrtc.recipe import Buffer, Family, Kernel, Pairs, Recipe
 from graphdnn.engines.nvrtc.turning import Tile, tile_counts, tile_of, widest
+from graphdnn.ir.ops.movement import WriteSlice
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DType
+from graphdnn.ir.types import DType, normalized_strides
 from graphdnn.target import Target
 
 BLOCK = 256
@@ -133,7 +134,17 @@ def generate(region: Region, target: Target) -> Recipe:
         notes.append("the few channels of a pixel are put side by side in registers")
     if any(p.job.around for p in pieces):
         notes.append("only the window is written where the result has the operand's address")
-    return Recipe(name, tuple(kernels), notes=tuple(notes))
+    return Recipe(name, tuple(kernels), notes=tuple(notes), in_place=in_place(region))
+
+
+def in_place(region: Region) -> Pairs:
+    """A written slice's operand, where the result lies as it does: all but the window then stays as it is."""
+    node = region.nodes[0]
+    if not isinstance(node.op, WriteSlice):
+        return ()
+    x, y = node.operands[0].type, node.result.type
+    alike = normalized_strides(x.shape, x.layout) == normalized_strides(y.shape, y.layout)
+    return ((region.inputs.index(node.operands[0]), 0),) if alike and node.operands[0] is not node.operands[1] else ()
 
 
 def estimate(region: Region, target: Target) -> float:
