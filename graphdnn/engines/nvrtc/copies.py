@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import prod
 
 import numpy as np
 
@@ -89,10 +90,7 @@ class Job:
 
     @property
     def size(self) -> int:
-        size = 1
-        for n in self.extents:
-            size *= n
-        return size
+        return prod(self.extents)
 
 
 def jobs_of(region: Region, node: Node) -> tuple[Job, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 Strides = tuple[int, ...]
 LARGEST_INT = 2**31 - 1
@@ -21,10 +22,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        size = 1
-        for n in self.extents:
-            size *= n
-        return size
+        return prod(self.extents)
 
     @property
     def fits_int(self) -> bool:

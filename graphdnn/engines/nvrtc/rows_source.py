@@ -16,6 +16,8 @@ from graphdnn.ir.types import DType, int32, int64
 
 FOLDS = {"sum": "Sum", "mean": "Sum", "max": "Largest", "min": "Least"}
 UNROLL = "#pragma unroll"
+UNROLL_INLINE = '_Pragma("unroll")'
+"""The same where a line holds more than it."""
 
 
 def accumulator(fold: Term) -> DType:
@@ -410,6 +412,3 @@ class Writer:
         if step == 1 and width > 1:
             return f"if (live) store_pack<{item}, {width}>({at}, {y}, wide);"
         return f"if (live) {{ {UNROLL_INLINE} for (int j = 0; j < {width}; ++j) ({at})[j * {step}] = {y}.at[j]; }}"
-
-
-UNROLL_INLINE = '_Pragma("unroll")'
