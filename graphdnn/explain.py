@@ -59,6 +59,7 @@ def table(report: CompileReport) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in HEADINGS:
@@ -67,9 +68,10 @@ def table(report: CompileReport) -> str:
     for r in report.regions:
         engine = f"{r.engine} (last resort)" if r.last_resort else f"{r.engine} {r.plan}"
         sizes = size(r.read_bytes), size(r.written_bytes)
-        grid.add_row(r.name, shorten(r.pattern, 40), engine, str(r.kernels), f"{r.estimated_us:.1f}", *sizes)
+        cells = (r.name, shorten(r.pattern, 40), engine, str(r.kernels), f"{r.estimated_us:.1f}", *sizes)
+        grid.add_row(*map(Text, cells))  # as they are: a user's name may look like markup
     out = StringIO()
-    Console(file=out, width=WIDTH, color_system=None).print(grid)
+    Console(file=out, width=WIDTH, color_system=None, emoji=False).print(grid)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines() if line.strip())
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+import graphdnn as gd
 from graphdnn.explain import SHOWN_CHANGES, SHOWN_LINES, encloses, explain, lessons, shorten, size
 from graphdnn.report import CandidateReport, CompileReport, FixReport, PassReport, RegionReport, Verdict
 
@@ -159,3 +160,11 @@ def test_sizes_and_patterns() -> None:
     ]  # fmt: skip
     assert shorten("conv+relu") == "conv+relu"
     assert len(shorten("x" * 61)) == 60
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (8, 16), gd.float16)
+    graph = g.build({"y": g.relu(g.gelu(x, name="[red]act"), name="[/x]")})
+    text = gd.compile(graph, target=gd.Target.named("h200")).explain()
+    assert "[/x]" in text

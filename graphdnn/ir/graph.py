@@ -111,6 +111,11 @@ class Node:
     def flops(self) -> int:
         return self.op.flops(self.operand_types, self.result_types)
 
+    @cached_property
+    def kind(self) -> str:
+        """What the node does, apart from names and wiring: op with attributes, types of the results with layouts."""
+        return f"{self.op!r} -> {' '.join(v.type.spelled for v in self.results)}"
+
     def __str__(self) -> str:
         return f"{self.op.label} %{self.name}"
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from math import gcd
 
 from graphdnn.ir.graph import Graph, Node, Value
-from graphdnn.ir.types import TensorType
 from graphdnn.ir.views import resolve
 
 ALIGNMENT = 16
@@ -105,14 +104,10 @@ class Region:
         """
         ids: dict[Value, str] = {v: f"i{i}" for i, v in enumerate(self.inputs)}
         inputs = zip(self.inputs, self.alignments, strict=True)
-        lines = [f"i{i} {describe(v.type)} at {bytes}" for i, (v, bytes) in enumerate(inputs)]
+        lines = [f"i{i} {v.type.spelled} at {bytes}" for i, (v, bytes) in enumerate(inputs)]
         for number, node in enumerate(self.nodes):
             reads = " ".join(ids[v] if v.literal is None else f"{v.literal!r}:{v.type.dtype}" for v in node.operands)
-            lines.append(f"{node.op!r} {reads} -> {' '.join(describe(v.type) for v in node.results)}")
+            lines.append(f"{node.kind} of {reads}")
             ids.update({v: f"n{number}.{i}" for i, v in enumerate(node.results)})
         lines.append("out " + " ".join(ids[v] for v in self.outputs))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def describe(type: TensorType) -> str:
-    return f"{type.dtype.name}{type.shape}{type.layout}"

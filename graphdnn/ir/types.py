@@ -174,6 +174,11 @@ class TensorType:
         """Number of elements."""
         return prod(self.shape)
 
+    @cached_property
+    def spelled(self) -> str:
+        """Type, shape and strides in one spelling, for keys."""
+        return f"{self.dtype.name}{self.shape}{self.layout}"
+
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, without any gaps that strides leave."""

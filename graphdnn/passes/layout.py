@@ -103,7 +103,8 @@ class Assignment:
     def convert(self, value: Value, wanted: TensorType) -> Value:
         """A conversion at run time."""
         before, after = described(value.type), described(wanted)
-        self.changes.append(f"{value.name} is converted from {before} to {after}: {wanted.nbytes} bytes")
+        how = "copied" if before == after else f"converted from {before} to {after}"
+        self.changes.append(f"{value.name} is {how}: {wanted.nbytes} bytes")
         return self.rewriter.emit(Convert(), value, origins=(), stem="convert", types=[wanted])[0]
 
     def owned(self, old: Value, strides: Strides) -> Value:

@@ -274,8 +274,8 @@ def read(array: Any, stream: int, device: CudaDevice | None) -> Source:
     What its producer still has to do for it is ordered before later work on `stream`.
     Raises TypeError for anything else.
     """
-    if isinstance(array, np.ndarray):
-        return read_numpy(array)
+    if isinstance(array, np.ndarray | np.generic):
+        return read_numpy(np.asarray(array))
     if isinstance(array, DeviceArray):
         array.go(stream)
         type = array._type
@@ -364,6 +364,10 @@ def read_inputs(graph: Graph, inputs: Mapping[str, Any], stream: int, device: Cu
     Raises ExecutionError, in one sentence, for the first that is extra, missing, of another type or shape, or that lies
     elsewhere than the graph runs.
     """
+    if not isinstance(inputs, Mapping):
+        raise ExecutionError(
+            f"inputs of graph {graph.name} are a {type(inputs).__name__}; a mapping from name to array is needed"
+        )
     for name in inputs:
         if name not in graph.inputs:
             known = ", ".join(graph.inputs) or "none"

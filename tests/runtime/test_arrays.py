@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import graphdnn as gd
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.types import (
     DTYPES,
@@ -276,3 +277,17 @@ def test_the_fake_device_poisons() -> None:
     assert (view == POISON).all()
     assert np.isnan(view.view(np.float16)).all()
     assert Foreign(np.zeros(3), device).__dlpack_device__() == (dlpack.CUDA, 0)
+
+
+def test_numpy_scalars_are_arrays_of_rank_0() -> None:
+    g = gd.GraphBuilder()
+    exe = gd.compile(g.build({"y": g.mul(g.input("x", (), gd.float32), 2.0)}), target="cpu")
+    assert exe({"x": np.float32(3)})["y"] == 6
+
+
+@pytest.mark.parametrize("inputs", [None, [np.float32(3)], "x"])
+def test_inputs_that_are_no_mapping_are_named(inputs: object) -> None:
+    g = gd.GraphBuilder("twice")
+    exe = gd.compile(g.build({"y": g.mul(g.input("x", (), gd.float32), 2.0)}), target="cpu")
+    with pytest.raises(gd.ExecutionError, match=r"inputs of graph twice are a .*; a mapping"):
+        exe(inputs)
