@@ -58,3 +58,8 @@ class Decline:
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.fix}" if self.fix else self.reason
+
+
+def missing(package: str, what: str) -> Decline:
+    """The decline for a library that is not there, naming the package that brings it."""
+    return Decline(Code.SETUP, f"{what}; {package} brings it", Fix("environment", "package", "missing", package))

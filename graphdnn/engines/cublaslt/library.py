@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from graphdnn.answer import Decline
+from graphdnn.answer import Decline, missing
 from graphdnn.engines.cublaslt.problem import Matrix, Problem
-from graphdnn.engines.cublaslt.support import arithmetic_of, missing
+from graphdnn.engines.cublaslt.support import BINDINGS, LIBRARY, arithmetic_of
 from graphdnn.ir.types import DType, bfloat16, float16, float32, float64, int8, int32
 
 DATA_TYPES: dict[DType, int] = {float32: 0, float64: 1, float16: 2, int8: 3, int32: 10, bfloat16: 14}
@@ -231,8 +231,8 @@ def open_library() -> Library | Decline:
     try:
         from nvmath.bindings import cublas, cublasLt
     except ImportError as error:
-        return missing("nvmath", f"nvmath.bindings.cublasLt cannot be imported ({error})")
+        return missing(BINDINGS, f"nvmath.bindings.cublasLt cannot be imported ({error})")
     try:
         return Library(cublasLt, cublas.ComputeType)
     except RuntimeError as error:
-        return missing("cublasLt", f"the library cuBLASLt cannot be loaded ({error})")
+        return missing(LIBRARY, f"the library cuBLASLt cannot be loaded ({error})")

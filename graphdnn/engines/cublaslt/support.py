@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphdnn.answer import Code, Decline, Fix
+from graphdnn.answer import Code, Decline, Fix, missing
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.cublaslt.problem import Matrix, Problem
 from graphdnn.ir.graph import Value
@@ -15,7 +15,7 @@ from graphdnn.ir.types import DType, bfloat16, float16, float32, float64, int8, 
 from graphdnn.ir.views import resolve
 from graphdnn.target import Target
 
-PACKAGES = {"nvmath": "nvmath-python", "cublasLt": "nvidia-cublas"}
+BINDINGS, LIBRARY = "nvmath-python", "nvidia-cublas"
 """Package that brings the bindings, and the one that brings the library."""
 
 DEFAULT_WORKSPACE = 32 << 20
@@ -88,14 +88,8 @@ def machine_declines(target: Target) -> Decline | None:
     if target.kind != "cuda":
         return Decline(Code.ARCHITECTURE, f"cuBLASLt runs on CUDA devices, and the target is {target}")
     if target.present and importlib.util.find_spec("nvmath") is None:
-        return missing("nvmath", "the module nvmath.bindings.cublasLt is not installed")
+        return missing(BINDINGS, "the module nvmath.bindings.cublasLt is not installed")
     return None
-
-
-def missing(library: str, what: str) -> Decline:
-    """The decline for a library that is not there, naming the package that brings it."""
-    package = PACKAGES[library]
-    return Decline(Code.SETUP, f"{what}; {package} brings it", Fix("environment", "package", "missing", package))
 
 
 def problem_declines(problem: Problem, region: Region, target: Target) -> Decline | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from graphdnn.answer import Code, Decline, Fix
+from graphdnn.answer import Code, Decline, Fix, missing
 
 T = TypeVar("T")
 
@@ -88,8 +88,3 @@ def library() -> Decline | None:
 
 def unimportable(error: ImportError) -> Decline:
     return missing(FRONTEND, f"the cuDNN frontend cannot be imported ({error})")
-
-
-def missing(package: str, what: str) -> Decline:
-    """The decline for a library that is not there, naming the package that brings it."""
-    return Decline(Code.SETUP, f"{what}; {package} brings it", Fix("environment", "package", "missing", package))

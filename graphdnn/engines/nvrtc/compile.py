@@ -10,10 +10,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from graphdnn.answer import Code, Decline, Fix
+from graphdnn.answer import Code, Decline, missing
 from graphdnn.engines.contract import Store
 
-LIBRARY = "NVRTC (libnvrtc, the CUDA 13 run-time compiler)"
+BINDINGS, LIBRARY = "cuda-python", "nvidia-cuda-nvrtc"
+"""Package that brings the bindings, and the one that brings the library."""
+
 STANDARD_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--minimal")
 
 
@@ -23,22 +25,16 @@ def compiler_version() -> tuple[int, int] | Decline:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        return missing("the Python package cuda-bindings", "cuda-python>=13", str(error))
+        return missing(BINDINGS, f"generated kernels need cuda-bindings, which cannot be imported ({error})")
     try:
         status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # The loader's own exception type depends on the version of cuda-pathfinder.
-        return missing(LIBRARY, "nvidia-cuda-nvrtc>=13", first_line(error))
+        return missing(
+            LIBRARY, f"generated kernels need NVRTC (libnvrtc), which cannot be loaded ({first_line(error)})"
+        )
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        return missing(LIBRARY, "nvidia-cuda-nvrtc>=13", f"nvrtcVersion says {status.name}")
+        return missing(LIBRARY, f"generated kernels need NVRTC (libnvrtc), which answers {status.name}")
     return int(major), int(minor)
-
-
-def missing(what: str, package: str, found: str) -> Decline:
-    return Decline(
-        Code.SETUP,
-        f"generated kernels need {what}, which was not found ({found}); install {package}",
-        Fix("environment", "package", "missing", package),
-    )
 
 
 def first_line(error: Exception) -> str:
