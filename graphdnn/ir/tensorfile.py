@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -60,21 +60,22 @@ def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 class atomic:  # noqa: N801  (used like a function)
-    """A binary file that takes the place of `path` once it is written whole."""
+    """A binary file that takes the place of `path` once it is written whole, with the rights of any new file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 
     def __enter__(self) -> Any:
-        self.file = tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name}.", delete=False)
+        self.file = open(self.part, "xb")
         return self.file
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.file.close()
         if kind is None:
-            os.replace(self.file.name, self.path)
+            os.replace(self.part, self.path)
         else:
-            os.unlink(self.file.name)
+            os.unlink(self.part)
 
 
 def read_tensors(path: Path) -> dict[str, Array]:

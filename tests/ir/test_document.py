@@ -413,3 +413,13 @@ def test_absurd_header_lengths_are_refused(content: bytes, tmp_path: Path) -> No
     (tmp_path / "t.safetensors").write_bytes(content)
     with pytest.raises(gd.GraphError, match="it is damaged or no safetensors file"):
         read_tensors(tmp_path / "t.safetensors")
+
+
+def test_a_saved_graph_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
+    g = gd.GraphBuilder()
+    w = g.constant(np.zeros((40, 40), np.float32), name="w")
+    g.build({"y": g.add(g.input("x", (40, 40), gd.float32), w)}).save(str(tmp_path / "g.json"))
+    (tmp_path / "other").touch()
+    rights = {p.name: p.stat().st_mode for p in tmp_path.iterdir()}
+    assert len(rights) == 3
+    assert len(set(rights.values())) == 1
