@@ -48,7 +48,7 @@ class Bid(NamedTuple):
     """An offer as the search sees it: bit sets over the component's nodes, cost and least share of it in ticks.
 
     `strays` counts nodes that do not depend on the region's heaviest one: work that could as well be done before.  A
-    node that is not pointwise is heavier than one that is.
+    node that is not pointwise is heavier than one that is; where all are pointwise, each is a stray.
     """
 
     offer: int
@@ -127,7 +127,8 @@ class Problem:
             share = sum(shares[i] for i in places)
             outside = to_cover & ~mask
             heaviest = max(places, key=weights.__getitem__)
-            strays = (mask & ~below[heaviest]).bit_count() - 1
+            anchored = weights[heaviest][0]
+            strays = (mask & ~below[heaviest]).bit_count() - 1 if anchored else len(places)
             begins[places[0]].append(
                 Bid(index, mask, up & outside, down & outside, ticks(offers[index]), share, strays)
             )
