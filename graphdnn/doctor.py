@@ -60,7 +60,6 @@ PACKAGES = (
 """Distributions, the least version that will do and the first that was not tried, as in pyproject.toml, and what they
 are for."""
 
-HEADERS = ("cuda_fp16.h", "cuda_bf16.h")
 
 TRIAL = """
 import ctypes, json, sys
@@ -87,8 +86,7 @@ def examine() -> list[Finding]:
     """Every finding, the driver first."""
     folders = list(search_folders())
     found = [check_library(library, copies(library.stem, folders)) for library in LIBRARIES]
-    found += [check_package(*package) for package in PACKAGES]
-    return [*found, check_headers(folders)]
+    return found + [check_package(*package) for package in PACKAGES]
 
 
 def search_folders() -> Iterable[Path]:
@@ -160,16 +158,6 @@ def check_package(name: str, least: tuple[int, ...], end: tuple[int, ...], purpo
         wanted = f">={low},<{high}"
         return Finding(name, "warning", f"version {found}; {wanted} is needed", f"pip install '{name}{wanted}'")
     return Finding(name, "ok", f"version {found} ({purpose})")
-
-
-def check_headers(folders: Iterable[Path]) -> Finding:
-    """The CUDA headers that generated kernels include."""
-    for folder in folders:
-        include = folder.parent / "include"
-        if all((include / h).is_file() for h in HEADERS):
-            return Finding("CUDA headers", "ok", f"at {include}")
-    return Finding("CUDA headers", "missing", f"{' and '.join(HEADERS)} are in no include folder that is searched",
-                   "pip install nvidia-cuda-runtime")  # fmt: skip
 
 
 def healthy(findings: Iterable[Finding]) -> bool:

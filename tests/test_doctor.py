@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphdnn import doctor
-from graphdnn.doctor import HEADERS, LIBRARIES, PACKAGES, Finding, Library, healthy
+from graphdnn.doctor import LIBRARIES, PACKAGES, Finding, Library, healthy
 
 CUDNN = next(x for x in LIBRARIES if x.name == "cuDNN")
 NVRTC = next(x for x in LIBRARIES if x.name == "NVRTC")
@@ -45,11 +45,10 @@ def test_nothing_there_names_library_and_package(folders: list[Path]) -> None:
     assert not healthy(doctor.examine())
 
 
-def test_every_library_package_and_the_headers_are_looked_for(folders: list[Path]) -> None:
+def test_every_library_and_package_is_looked_for(folders: list[Path]) -> None:
     names = [f.name for f in doctor.examine()]
     assert names[: len(LIBRARIES)] == [x.name for x in LIBRARIES]
     assert {name for name, *_ in PACKAGES} <= set(names)
-    assert "CUDA headers" in names
 
 
 def test_a_file_that_is_no_library_is_told_from_a_missing_one(folders: list[Path]) -> None:
@@ -151,17 +150,6 @@ def test_versions_are_read_as_each_library_tells_them(
     monkeypatch.setattr(doctor, "TRIAL", STAND_IN + doctor.TRIAL)
     expected = f"version {VERSIONS[library.name]} at {path}"
     assert found(library.name) == Finding(library.name, "ok", expected)
-
-
-def test_headers_are_found_beside_the_libraries(folders: list[Path]) -> None:
-    assert found("CUDA headers").status == "missing"
-    include = folders[1].parent / "include"
-    include.mkdir()
-    (include / HEADERS[0]).touch()
-    assert found("CUDA headers").status == "missing"
-    for name in HEADERS:
-        (include / name).touch()
-    assert found("CUDA headers") == Finding("CUDA headers", "ok", f"at {include}")
 
 
 def test_packages_are_told_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
