@@ -242,6 +242,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
     """The cover's regions in the order they run."""
     names: Counter[str] = Counter()
     order = {step.region: i for i, step in enumerate(made.schedule.steps)}
+    touching = Touching(candidates)
     reports = []
     for offer in sorted(made.cover.picks, key=lambda o: order[o.region]):
         region, engine = offer.region, bid_engine(offer.payload)
@@ -266,7 +267,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
                 last_resort=answer.last_resort,
                 notes=plan.candidate.notes if plan else answer.notes,
-                alternatives=tuple(c for o, c in candidates if overlap(o, region) and c.verdict != "chosen"),
+                alternatives=tuple(c for c in touching(region) if c.verdict != "chosen"),
             )
         )
     return reports
@@ -278,11 +279,24 @@ def name_of(region: Region) -> str:
     return next(iter(anchor.origins or region.origins), region.pattern)
 
 
-def overlap(other: Region, region: Region) -> bool:
-    """Whether two regions hold a node in common, or, of two graphs, do work of the same user's node."""
-    if other.graph is region.graph:
-        return bool(other.mask & region.mask)
-    return not set(other.origins).isdisjoint(region.origins)
+class Touching:
+    """Finds the candidates that hold one of a region's nodes or, of another graph, do work of its user's nodes."""
+
+    def __init__(self, candidates: list[tuple[Region, CandidateReport]]) -> None:
+        self._candidates = candidates
+        self._by_node: dict[Node | str, list[int]] = {}
+        for index, (region, _) in enumerate(candidates):
+            keys: tuple[Node | str, ...] = (*region.nodes, *region.origins)
+            for key in keys:
+                self._by_node.setdefault(key, []).append(index)
+
+    def __call__(self, region: Region) -> list[CandidateReport]:
+        """The candidates in their order."""
+        found = {i for node in region.nodes for i in self._by_node.get(node, ())}
+        for origin in region.origins:
+            others = (i for i in self._by_node.get(origin, ()) if self._candidates[i][0].graph is not region.graph)
+            found.update(others)
+        return [self._candidates[i][1] for i in sorted(found)]
 
 
 def pass_report(record: PassRecord) -> PassReport:
