@@ -67,6 +67,13 @@ def like_most(op: Op, operands: Sequence[TensorType], results: Sequence[TensorTy
     return Layouts(anything(operands), (in_order(result, chosen),))
 
 
+def joined(op: Op, operands: Sequence[TensorType], results: Sequence[TensorType]) -> Layouts:
+    """As like_most; where no operand is most of the result, channels-last if all of them are."""
+    if all(t.is_channels_last and not t.is_row_major for t in operands):
+        return Layouts(anything(operands), (channels_last(results[0].shape),))
+    return like_most(op, operands, results)
+
+
 def like_first(op: Op, operands: Sequence[TensorType], results: Sequence[TensorType]) -> Layouts:
     """Results of the first operand's rank in its order, others row-major."""
     x = operands[0]
@@ -124,7 +131,7 @@ def decided(op: Op, operands: Sequence[TensorType], results: Sequence[TensorType
 
 RULES: tuple[tuple[type[Op], Rule], ...] = (
     (Elementwise, like_most),
-    (Concat, like_most),
+    (Concat, joined),
     (MatMul, product),
     (Attention, attended),
     (Reduce, reduced),
