@@ -209,7 +209,7 @@ def test_rows_with_gaps(pitch: int, device: CudaDevice, rng: Rng) -> None:
         check(device, closed(g, g.gelu(columns(g, g.matmul(a, b))), row_major), rng)
 
 
-@pytest.mark.parametrize("pitch", [24, 32, 28, 25])
+@pytest.mark.parametrize("pitch", [24, 32, 40])
 def test_channels_with_gaps(pitch: int, device: CudaDevice, rng: Rng) -> None:
     """Part of the channels of a wider tensor."""
     for finish in (lambda g, y: g.relu(bias(g, y)), lambda g, y: g.silu(residual(g, y))):

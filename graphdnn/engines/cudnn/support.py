@@ -234,7 +234,41 @@ def alignment(question: Question) -> Decline | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (machine, operations, composition, element_types, axes, reductions, broadcasts, alignment)
+def gaps(question: Question) -> Decline | None:
+    """Images that lie with gaps, part of the channels of a wider one, step by multiples of 16 bytes.
+
+    With others conv+add+silu's engine 4 built, ran and gave infinities on an H200, where packed images of any channel
+    count were right.
+    """
+    region = question.region
+    if not any(isinstance(n.op, CONVOLUTIONS) for n in region.nodes):
+        return None
+    for value in (*region.inputs, *region.outputs):
+        type = value.type
+        steps = [s for n, s in zip(type.shape, type.layout, strict=True) if n > 1 and s > 1]
+        uneven = [s for s in steps if s * type.dtype.itemsize % ALIGNMENT]
+        if uneven and not type.is_dense and 0 not in type.layout:
+            unit, least = ALIGNMENT // type.dtype.itemsize, min(uneven)
+            return Decline(
+                Code.ALIGNMENT,
+                f"{value} is {type}, with gaps between its elements; cuDNN needs such an image to step by multiples of "
+                f"{ALIGNMENT} bytes",
+                Fix(value.name, "strides", f"a step of {least} elements", f"{-(-least // unit) * unit} elements"),
+            )
+    return None
+
+
+CHECKS: tuple[Check, ...] = (
+    machine,
+    operations,
+    composition,
+    element_types,
+    axes,
+    reductions,
+    broadcasts,
+    alignment,
+    gaps,
+)
 """In order: what the region is at all, what it is made of, how it lies.  The first objection is the answer."""
 
 FAMILIES: tuple[tuple[tuple[type[Op], ...], Callable[[Anatomy, Policy], Decline | None]], ...] = (

@@ -64,7 +64,7 @@ def in_place(region: Region, program: Program, layout: Layout) -> Pairs:
         for output in program.outputs:
             same = all(layout.strides[t] == layout.strides[output] for t in loads)
             before = all(t in first and first[t] <= output.term.phase for t in loads)
-            if output.varies and same and before and value.type.dtype == output.value.type.dtype:
+            if loads and output.varies and same and before and value.type.dtype == output.value.type.dtype:
                 pairs.append((i, region.outputs.index(output.value)))
     return tuple(pairs)
 

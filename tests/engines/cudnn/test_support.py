@@ -227,3 +227,17 @@ def test_machines() -> None:
     answer = ask(region, target=replace(H200, versions={"cudnn": "9.28.0"}))
     assert isinstance(answer, Decline)
     assert answer.code is Code.VERSION
+
+
+@pytest.mark.parametrize(("pitch", "accepted"), [(24, True), (32, True), (40, True), (28, False), (25, False)])
+def test_images_with_gaps_step_by_whole_vectors(pitch: int, accepted: bool) -> None:
+    """Part of the channels of a wider image: an engine read such steps wrongly where they were no multiples of 8."""
+    g = gd.GraphBuilder("gaps")
+    x = g.input("x", (3, 24, 9, 7), gd.float16, strides=(63 * pitch, 1, 7 * pitch, pitch))
+    w = g.input("w", (40, 24, 3, 3), gd.float16, strides=channels_last((40, 24, 3, 3)))
+    answer = ask(closed(g, g.silu(residual(g, g.conv(x, w, padding=1)))))
+    assert bool(answer) is accepted
+    if isinstance(answer, Decline):
+        assert answer.code is Code.ALIGNMENT
+        assert answer.fix is not None
+        assert answer.fix.after == "32 elements"

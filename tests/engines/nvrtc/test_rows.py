@@ -205,3 +205,14 @@ def test_places_follow_reshapes() -> None:
     assert reshaped_place(((0,), (1,), (2,), (3,)), (2, 12, 5), space) == ((0,), (1, 2), (3,))
     assert reshaped_place(((0,), (1, 2), (3,)), (2, 3, 1, 4, 5), space) == ((0,), (1,), (), (2,), (3,))
     assert reshaped_place(((0,), (1, 2), (3,)), (2, 4, 3, 5), space) is None
+
+
+def test_an_input_that_is_not_loaded_is_not_written_over() -> None:
+    """Here the scale of a norm that nothing reads any more: it is smaller than the result."""
+    g = gd.GraphBuilder()
+    x, r = g.input("x", (7, 64), gd.float16), g.input("r", (7, 64), gd.float16)
+    g.rms_norm(x + r, g.input("scale", (64,), gd.float16))
+    region = whole(g.build({"y": g.softmax(r) * x}), row_major)
+    answer = NvrtcEngine().supports(region, H200, Policy())
+    assert isinstance(answer, Support)
+    assert {region.inputs[i].name for i, _ in answer.in_place} <= {"x", "r"}
