@@ -65,7 +65,21 @@ class Branch:
 
 
 def merge_products(graph: Graph, ask: Ask) -> Rewritten:
-    """The graph with products merged where the engines say that it is cheaper; a second application changes nothing."""
+    """The graph with products merged where the engines say that it is cheaper; a second application changes nothing.
+
+    A merge changes the neighbourhoods in which others were weighed, so all are weighed again until none merges; each
+    round leaves fewer products.
+    """
+    done = merge_once(graph, ask)
+    while True:
+        after = merge_once(done.graph, ask)
+        if not after.changes:
+            return done
+        done = Rewritten(after.graph, done.changes + after.changes, after.refusals)
+
+
+def merge_once(graph: Graph, ask: Ask) -> Rewritten:
+    """Every group of products weighed once, as the graph is."""
     changes: list[str] = []
     refusals: list[Refusal] = []
     merged: list[tuple[Branch, ...]] = []
