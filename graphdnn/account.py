@@ -18,7 +18,7 @@ from graphdnn.ir.region import Region
 from graphdnn.passes.fuse import Proposal
 from graphdnn.passes.pipeline import PassRecord
 from graphdnn.passes.promote import Promotion
-from graphdnn.passes.select import Cover
+from graphdnn.passes.select import Cover, Offer
 from graphdnn.report import (
     CandidateReport,
     CompileReport,
@@ -116,8 +116,8 @@ def account(made: Decisions) -> CompileReport:
 
 def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
     """Each engine's answer for each set of nodes that was asked about, once."""
-    chosen = {(offer.region, bid_engine(offer.payload)) for offer in made.cover.picks}
-    conflicts = {(offer.region, bid_engine(offer.payload)): reason for offer, reason in made.cover.conflicts}
+    chosen = {(offer.region, engine_of(offer)) for offer in made.cover.picks}
+    conflicts = {(offer.region, engine_of(offer)): reason for offer, reason in made.cover.conflicts}
     candidates: list[tuple[Region, CandidateReport]] = []
     seen: set[str] = set()
     proposed = {(p.region.key, p.region.origins) for p in made.proposals}
@@ -160,8 +160,10 @@ def in_user_words(made: Decisions, answer: Decline) -> Decline:
     return replace(answer, reason=reason, fix=fix)
 
 
-def bid_engine(payload: object) -> str:
-    return str(getattr(payload, "engine", payload))
+def engine_of(offer: Offer) -> str:
+    """The engine that made an offer: the payload that compile gives each."""
+    assert isinstance(offer.payload, str)
+    return offer.payload
 
 
 def unfused_bytes(graph: Graph) -> int:
@@ -245,7 +247,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
     touching = Touching(candidates)
     reports = []
     for offer in sorted(made.cover.picks, key=lambda o: order[o.region]):
-        region, engine = offer.region, bid_engine(offer.payload)
+        region, engine = offer.region, engine_of(offer)
         answer = made.desk.answers(region)[engine]
         assert isinstance(answer, Support)
         plan = made.plans.get(region)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphdnn.account import Decisions, account
+from graphdnn.account import Decisions, account, engine_of
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk
@@ -27,14 +27,6 @@ from graphdnn.runtime.device import device_for, device_present
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Schedule, Step, schedule
 from graphdnn.target import Target
-
-
-@dataclass(frozen=True)
-class Bid:
-    """One engine's offer to run one region, as selection sees it."""
-
-    engine: str
-    region: Region
 
 
 @dataclass(frozen=True)
@@ -151,7 +143,7 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
 def offers_of(proposals: tuple[Proposal, ...], desk: Desk) -> list[Offer]:
     """Every engine's "yes" to every proposal, in the engines' order."""
     return [
-        Offer(p.region, answer.estimated_us, Bid(engine, p.region))
+        Offer(p.region, answer.estimated_us, engine)
         for p in proposals
         for engine, answer in desk.answers(p.region).items()
         if isinstance(answer, Support)
@@ -192,16 +184,11 @@ def built_cover(
         if device is None:
             return cover, plans
         for offer in cover.picks:
-            found = desk.plan(bid_of(offer).engine, offer.region, device)
+            found = desk.plan(engine_of(offer), offer.region, device)
             if isinstance(found, Chosen):
                 plans[offer.region] = found
         if len(plans) == len(cover.picks):
             return cover, plans
-
-
-def bid_of(offer: Offer) -> Bid:
-    assert isinstance(offer.payload, Bid)
-    return offer.payload
 
 
 def conversion(desk: Desk, device: Device, source: TensorType, wanted: TensorType) -> DevicePlan:
@@ -228,7 +215,7 @@ def steps_of(made: Planned, desk: Desk) -> list[Step]:
         if chosen is not None:
             steps.append(Step(offer.region, chosen.plan, chosen.candidate.workspace_bytes))
             continue
-        answer = desk.answers(offer.region)[bid_of(offer).engine]
+        answer = desk.answers(offer.region)[engine_of(offer)]
         assert isinstance(answer, Support)
         steps.append(Step(offer.region, None, answer.workspace_bytes, answer.in_place))
     return steps
