@@ -135,3 +135,13 @@ class Engine(Protocol):
 
     def build(self, candidate: Candidate, device: Device) -> DevicePlan | HostPlan | Decline:
         """The plan made ready to run, or why it could not be."""
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        """The concrete plan of this name, without asking heuristics: what a lock file or a remembered choice names."""
+
+    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+        """What `restore` needs to make this plan again on an equal device: no choice, no compilation."""
+
+    def restore(self, candidate: Candidate, content: bytes, device: Device) -> DevicePlan | HostPlan | Decline:
+        """The plan made again from what `save` gave; `candidate.recipe` may be None.  Content is checked before
+        anything of it is executed."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Candidate, Device, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.cost import roofline_us
+from graphdnn.engines.saved import identity, pack, unnamed, unpack
 from graphdnn.ir.evaluate import apply, operand
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
@@ -29,6 +30,17 @@ class ReferenceEngine:
 
     def build(self, candidate: Candidate, device: Device) -> ReferencePlan:
         return ReferencePlan(candidate.region)
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        (only,) = self.candidates(region, device, policy)
+        return only if name == only.name else unnamed(self.name, name, region)
+
+    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+        return pack(identity(candidate, {}))
+
+    def restore(self, candidate: Candidate, content: bytes, device: Device) -> ReferencePlan | Decline:
+        read = unpack(content, identity(candidate, {}))
+        return read if isinstance(read, Decline) else ReferencePlan(candidate.region)
 
 
 class ReferencePlan:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.reference import ReferencePlan
+from graphdnn.engines.saved import identity, pack, unnamed, unpack
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
@@ -47,3 +48,18 @@ class FakeEngine:
         if candidate.recipe == "build":
             return Decline(Code.BUILD, f"{candidate.name} needs 300 registers")
         return Faulting() if candidate.recipe == "run" else ReferencePlan(candidate.region)
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        found = self.candidates(region, device, policy)
+        if isinstance(found, Decline):
+            return found
+        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+
+    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+        return pack(identity(candidate, {}), str(candidate.recipe).encode())
+
+    def restore(self, candidate: Candidate, content: bytes, device: Device) -> DevicePlan | HostPlan | Decline:
+        read = unpack(content, identity(candidate, {}))
+        if isinstance(read, Decline):
+            return read
+        return Faulting() if read == [b"run"] else ReferencePlan(candidate.region)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Candidate, Device, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.cublaslt.estimate import estimate
 from graphdnn.engines.cublaslt.library import REDUCTIONS, Algorithm, Library, Request, open_library
 from graphdnn.engines.cublaslt.plan import CublasLtPlan
@@ -19,6 +19,7 @@ from graphdnn.engines.cublaslt.support import (
     problem_declines,
     workspace_limit,
 )
+from graphdnn.engines.saved import identity, pack, unnamed, unpack
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import float32, int8
 from graphdnn.target import Target
@@ -101,6 +102,22 @@ class CublasLtEngine:
             )
         except library.errors as error:
             return Decline(Code.BUILD, f"cuBLASLt could not prepare {algorithm.name}: {error}")
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        found = self.candidates(region, device, policy)
+        if isinstance(found, Decline):
+            return found
+        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+
+    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+        return pack(identity(candidate, {}))
+
+    def restore(self, candidate: Candidate, content: bytes, device: Device) -> CublasLtPlan | Decline:
+        read = unpack(content, identity(candidate, {}))
+        if isinstance(read, Decline):
+            return read
+        again = self.named(candidate.region, candidate.name, device, Policy())
+        return again if isinstance(again, Decline) else self.build(again, device)
 
 
 def accept(region: Region, target: Target) -> Problem | Decline:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines.contract import Candidate, Device, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.errors import library
 from graphdnn.engines.cudnn.estimate import engine_class, estimate, precision_of
@@ -16,6 +16,7 @@ from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposals
 from graphdnn.engines.cudnn.support import objection
 from graphdnn.engines.cudnn.tables import IEEE, WRONG, is_known
+from graphdnn.engines.saved import identity, pack, unnamed, unpack
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
@@ -69,6 +70,22 @@ class CudnnEngine:
         name = candidate.recipe
         assert isinstance(name, PlanName)
         return build(cudnn, lowering, name, device.target.ordinal)
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        found = self.candidates(region, device, policy)
+        if isinstance(found, Decline):
+            return found
+        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+
+    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+        return pack(identity(candidate, {}))
+
+    def restore(self, candidate: Candidate, content: bytes, device: Device) -> CudnnPlan | Decline:
+        read = unpack(content, identity(candidate, {}))
+        if isinstance(read, Decline):
+            return read
+        again = self.named(candidate.region, candidate.name, device, Policy())
+        return again if isinstance(again, Decline) else self.build(again, device)
 
     def _proposals(self, region: Region, device: Device) -> list[Proposal] | Decline:
         key = (region.key, device.target)

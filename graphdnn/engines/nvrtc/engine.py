@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Candidate, Device, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows, transposed
 from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
 from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
 from graphdnn.engines.nvrtc.recipe import Family, Recipe, arithmetic
 from graphdnn.engines.nvrtc.support import machine_declines, region_declines
+from graphdnn.engines.saved import identity, pack, unnamed, unpack
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
@@ -113,3 +114,22 @@ class NvrtcEngine:
                 return cubin
             cubins.append(cubin)
         return load_plan(recipe, cubins)
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        found = self.candidates(region, device, policy)
+        if isinstance(found, Decline):
+            return found
+        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+
+    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+        assert isinstance(plan, NvrtcPlan)
+        return pack(identity(candidate, {}), *plan.cubins)
+
+    def restore(self, candidate: Candidate, content: bytes, device: Device) -> NvrtcPlan | Decline:
+        cubins = unpack(content, identity(candidate, {}))
+        if isinstance(cubins, Decline):
+            return cubins
+        family = family_of(candidate.region)
+        if isinstance(family, Decline):
+            return family
+        return load_plan(family.generate(candidate.region, device.target), cubins)

@@ -41,12 +41,15 @@ class Launch:
 class NvrtcPlan:
     """A recipe ready to run: each call fills in addresses and launches; nothing is allocated, copied or awaited."""
 
-    def __init__(self, recipe: Recipe, launches: Sequence[Launch], libraries: Sequence[Any]) -> None:
+    def __init__(
+        self, recipe: Recipe, cubins: Sequence[bytes], launches: Sequence[Launch], libraries: Sequence[Any]
+    ) -> None:
         from cuda.bindings import driver
 
         self.name = recipe.name
         self.workspace_bytes = recipe.workspace_bytes
         self.in_place = recipe.in_place
+        self.cubins = tuple(cubins)
         self._launches = tuple(launches)
         self._launch_kernel = driver.cuLaunchKernel
         # Not at exit: the driver may be gone by then, and the process takes its memory along anyway.
@@ -78,7 +81,7 @@ def load_plan(recipe: Recipe, cubins: Sequence[bytes]) -> NvrtcPlan | Decline:
             unload(libraries)
             return loaded
         launches.append(loaded)
-    return NvrtcPlan(recipe, launches, libraries)
+    return NvrtcPlan(recipe, cubins, launches, libraries)
 
 
 def load_kernel(kernel: Kernel, cubin: bytes, libraries: list[Any]) -> Launch | Decline:
