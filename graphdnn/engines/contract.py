@@ -1,7 +1,7 @@
 """The protocols between the layers: what an engine is, what it answers, and what it may ask of a machine.
 
-Engines implement `Engine`, `DevicePlan` or `HostPlan`; the runtime implements `Device` and `Store`; compiler.py hands
-them to each other.  Passes see engines only as a function from region to answers.
+Engines implement `Engine`, `DevicePlan` or `HostPlan`; the runtime implements `Device`, `Store`, `Timer` and `Prober`;
+compiler.py hands them to each other.  Passes see engines only as a function from region to answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Support:
 
     `precision` is what the arithmetic really is ("float32", "tf32", "float16 in, float32 accumulate", ...).
     `last_resort` marks a correct kernel that exists so that every graph runs, not to be fast.  `in_place` are pairs of
-    input and output indices that may share memory, any one of them at a time.
+    input and output indices that may share memory, any one of them at a time.  `estimated_us` is of the best plan;
+    where the engine's own order of plans is known not to be trusted, `untimed_us` is what its first one may take.
     """
 
     estimated_us: float
@@ -44,11 +45,15 @@ class Support:
     last_resort: bool = False
     notes: tuple[str, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
+    untimed_us: float | None = None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One concrete plan that an engine proposes on a device, not built yet.  `recipe` is the engine's own."""
+    """One concrete plan that an engine proposes on a device, not built yet.  `recipe` is the engine's own.
+
+    `is_known` is False where no committed run stands behind such plans here, so that one might fault.
+    """
 
     engine: str
     region: Region
@@ -58,6 +63,7 @@ class Candidate:
     deterministic: bool = True
     notes: tuple[str, ...] = ()
     recipe: Any = field(default=None, compare=False)
+    is_known: bool = True
 
 
 class DevicePlan(Protocol):
@@ -96,7 +102,14 @@ class Captured(Protocol):
 
 
 class Device(Protocol):
-    """A present device, as engines need it: what it is, scratch for a trial run, and where to cache."""
+    """A present device, as engines need it: what it is, scratch for a trial run, and where to cache.
+
+    `with device:` makes it the current one of this thread, which building needs.
+    """
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     @property
     def target(self) -> Target: ...
@@ -119,6 +132,41 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Waits for `stream`.  Raises ExecutionError for an error of the device."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median microseconds of one run; `is_dropped` where the first runs were so slow that no more were made."""
+
+    us: float
+    is_dropped: bool = False
+
+
+class Bench(Protocol):
+    """One region's data on a machine: several sets of inputs and outputs, in turn, so that no cache holds them all."""
+
+    def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
+        """The outputs of one run, into memory that was NaN before.  Raises ExecutionError where it fails."""
+
+    def measure(self, plan: DevicePlan | HostPlan, best_us: float) -> Timing:
+        """What one run takes; given up early where that is far above `best_us`.  Raises ExecutionError."""
+
+    def close(self) -> None:
+        """Gives the memory back."""
+
+
+class Timer(Protocol):
+    """Runs plans on given data and times them; see runtime/timing.py."""
+
+    def bench(self, region: Region, inputs: Sequence[Array]) -> Bench | Decline:
+        """Memory for the region with these inputs, or why there is not enough."""
+
+
+class Prober(Protocol):
+    """Tries plans that might fault where a fault does not matter: in another process."""
+
+    def probe(self, region: Region, engine: str, plan: str) -> Decline | None:
+        """None where the plan built and ran, else what became of it."""
 
 
 class Engine(Protocol):
