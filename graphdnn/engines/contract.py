@@ -92,6 +92,9 @@ class Store(Protocol):
 
     def put(self, kind: str, key: str, content: bytes) -> None: ...
 
+    def drop(self, kind: str, key: str) -> None:
+        """Removes an entry that turned out to be of no use."""
+
 
 class Captured(Protocol):
     """Recorded work, as far as engines need to know of it."""

@@ -59,12 +59,16 @@ def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
             file.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
 
 
+UNFINISHED = ".part"
+"""How the names of files end that are being written."""
+
+
 class atomic:  # noqa: N801  (used like a function)
     """A binary file that takes the place of `path` once it is written whole, with the rights of any new file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        self.part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
 
     def __enter__(self) -> Any:
         self.file = open(self.part, "xb")
@@ -72,10 +76,14 @@ class atomic:  # noqa: N801  (used like a function)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.file.close()
-        if kind is None:
-            os.replace(self.part, self.path)
-        else:
+        if kind is not None:
             os.unlink(self.part)
+            return
+        try:
+            os.replace(self.part, self.path)
+        except OSError:
+            os.unlink(self.part)
+            raise
 
 
 def read_tensors(path: Path) -> dict[str, Array]:

@@ -6,23 +6,28 @@ import contextlib
 import hashlib
 import os
 import struct
-import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from graphdnn.ir.tensorfile import UNFINISHED, atomic
 
 MAGIC = b"gdnncch1"
 HEADER = struct.Struct("<8sIQ32s")
 """Magic, bytes of the key, bytes of the content, SHA-256 over key and content."""
 
 DEFAULT_LIMIT = 2 << 30
-KEEP = 0.9
-"""Part of the limit that eviction leaves, so that not every further entry evicts again."""
+LOOK = 1 / 64
+"""Part of the limit that one process may write between two looks at the folder's real size."""
 
-RESCAN = 1 / 16
-"""Part of the limit that may be written between two looks at the folder's real size."""
+FULL = 7 / 8
+"""Part of the limit above which entries go: what eight processes may write between two looks stays below the limit."""
+
+KEEP = 3 / 4
+"""Part of the limit that eviction leaves, so that not every further entry evicts again."""
 
 STALE_S = 3600.0
 """Age after which an unfinished temporary file belongs to a process that died."""
@@ -38,6 +43,20 @@ class Entry:
     kind: str
     nbytes: int
     used: float
+
+    def key(self) -> str | None:
+        """What it is stored under, read off the file's start; None where that is no header."""
+        try:
+            with open(self.path, "rb") as file:
+                start = file.read(HEADER.size)
+                if len(start) < HEADER.size:
+                    return None
+                magic, name_bytes, content_bytes, _ = HEADER.unpack(start)
+                if magic != MAGIC or HEADER.size + name_bytes + content_bytes != self.nbytes:
+                    return None
+                return str(file.read(name_bytes), "utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
 
 
 def default_directory() -> Path:
@@ -62,6 +81,9 @@ class NullStore:
 
     def put(self, kind: str, key: str, content: bytes) -> None:
         """Nothing is kept."""
+
+    def drop(self, kind: str, key: str) -> None:
+        """There is nothing."""
 
 
 class DiskStore:
@@ -91,8 +113,7 @@ class DiskStore:
         content = unpack(raw, key)
         if content is None:
             warnings.warn(f"cache entry {path} is damaged or foreign; it is dropped", RuntimeWarning, stacklevel=2)
-            with contextlib.suppress(OSError):
-                path.unlink()
+            remove(path)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -108,7 +129,9 @@ class DiskStore:
         path = self._path(kind, key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, raw)
+            self._make_room(len(raw))
+            with atomic(path) as file:
+                file.write(raw)
         except OSError as error:
             self._read_only = True
             warnings.warn(
@@ -116,8 +139,10 @@ class DiskStore:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return
-        self._account(len(raw))
+
+    def drop(self, kind: str, key: str) -> None:
+        """Removes an entry where there is one."""
+        remove(self._path(kind, key))
 
     def entries(self) -> list[Entry]:
         """Every entry, least recently used first."""
@@ -128,39 +153,59 @@ class DiskStore:
                 found.append(Entry(path, path.parent.name, status.st_size, status.st_mtime))
         return sorted(found, key=lambda e: (e.used, e.path))
 
-    def clear(self) -> None:
-        """Removes every entry."""
+    def clear(self, kind: str | None = None) -> int:
+        """Removes every entry, or every one of a kind, and gives their number."""
+        chosen = [e for e in self.entries() if kind in (None, e.kind)]
+        for entry in chosen:
+            remove(entry.path)
+        return len(chosen)
+
+    def verify(self) -> Iterator[tuple[Entry, bool]]:
+        """Reads every entry whole and says whether it is sound; what is not is removed."""
         for entry in self.entries():
-            entry.path.unlink(missing_ok=True)
+            try:
+                raw = entry.path.read_bytes()
+            except OSError:
+                continue
+            key = entry.key()
+            sound = key is not None and entry.path == self._path(entry.kind, key) and unpack(raw, key) is not None
+            if not sound:
+                remove(entry.path)
+            yield entry, sound
 
     def _path(self, kind: str, key: str) -> Path:
         name = hashlib.sha256(f"{kind}\0{key}".encode()).hexdigest()
         return self.directory / kind / f"{name}.bin"
 
-    def _account(self, nbytes: int) -> None:
-        """Looks at the folder's size at the first write, and again each time a sixteenth of the limit was written."""
+    def _make_room(self, nbytes: int) -> None:
+        """Looks at the folder's size before the first write, and again each time a part of the limit was written."""
         with self._lock:
-            if self._unaccounted is not None and self._unaccounted + nbytes < self.limit * RESCAN:
+            if self._unaccounted is not None and self._unaccounted + nbytes < self.limit * LOOK:
                 self._unaccounted += nbytes
                 return
             self._unaccounted = 0.0
-        self._evict()
+        self._evict(nbytes)
 
-    def _evict(self) -> None:
-        for stale in self.directory.glob("*/*.part"):
+    def _evict(self, coming: int) -> None:
+        for stale in self.directory.glob(f"*/*{UNFINISHED}"):
             with contextlib.suppress(OSError):
                 if time.time() - stale.stat().st_mtime > STALE_S:
                     stale.unlink()
         entries = self.entries()
-        total = sum(e.nbytes for e in entries)
-        # What other processes and this one may write before the next look counts as already there.
-        if total + self.limit * RESCAN <= self.limit:
+        total = sum(e.nbytes for e in entries) + coming
+        if total <= self.limit * FULL:
             return
         for entry in entries:
-            if total <= self.limit * (KEEP - RESCAN):
+            if total <= self.limit * KEEP:
                 return
-            entry.path.unlink(missing_ok=True)
+            remove(entry.path)
             total -= entry.nbytes
+
+
+def remove(path: Path) -> None:
+    """Removes a file, which another process may have done already or may not allow."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def pack(key: str, content: bytes) -> bytes:
@@ -180,16 +225,3 @@ def unpack(raw: bytes, key: str) -> bytes | None:
     if body[:name_bytes] != key.encode() or hashlib.sha256(body).digest() != checksum:
         return None
     return body[name_bytes:]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Puts content under a name in one step: readers see the old file or the whole new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
