@@ -1,26 +1,17 @@
-"""Arrays at the edge: how callers' arrays are read without copies, and what is handed back on a device."""
+"""Arrays that the runtime hands out on a device: when they are ready, and who holds their memory."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from graphdnn.errors import ExecutionError, GraphError
-from graphdnn.ir.graph import Graph
-from graphdnn.ir.types import Array, DType, TensorType, as_dtype
+from graphdnn.ir.types import Array, DType, TensorType
 from graphdnn.runtime import dlpack
-from graphdnn.runtime.device import (
-    LEGACY_STREAM,
-    PER_THREAD_STREAM,
-    CudaDevice,
-    Event,
-    Memory,
-    host_view,
-    stream_handle,
-)
+from graphdnn.runtime.buffers import Memory
+from graphdnn.runtime.device import CudaDevice, Event
+from graphdnn.runtime.driver import LEGACY_STREAM, PER_THREAD_STREAM
 
 UNORDERED = -1
 """The stream by which a DLPack consumer says that it takes care of the order itself."""
@@ -31,15 +22,19 @@ class Order:
 
     The last stream is remembered, and an event recorded on it when somebody asks.  A stream given as a bare number may
     be gone by then, so behind work on such a stream the event is recorded at once.
+
+    `leave` is called by one thread at a time and takes no lock, since it is part of every call: `count` counts what was
+    put, and an event stands for the count that was read before it was recorded.
     """
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._event: Event | None = None
-        self._recorded = False
+        self._recorded = 0
         self._owner: object | None = None
         self._lock = threading.Lock()
         self.last: int | None = None
+        self.count = 0
 
     def enter(self, stream: int) -> None:
         """Makes a stream wait for the work so far, where that was put on another one."""
@@ -52,11 +47,11 @@ class Order:
 
     def leave(self, stream: int, owner: object | None) -> None:
         """Work was put on `stream`; `owner` is the caller's stream object, or its number."""
-        with self._lock:
-            self.last = stream
-            self._owner = owner
-            self._recorded = False
-            if stream != LEGACY_STREAM and isinstance(owner, int):
+        self.last = stream
+        self._owner = owner
+        self.count += 1
+        if stream != LEGACY_STREAM and isinstance(owner, int):
+            with self._lock:
                 self._point()
 
     def join(self, stream: int) -> None:
@@ -84,10 +79,11 @@ class Order:
         """The event behind the work so far."""
         if self._event is None:
             self._event = self._device.event()
-        if not self._recorded:
+        count = self.count
+        if self._recorded != count:
             assert self.last is not None
             self._device.record(self._event, self.last)
-            self._recorded = True
+            self._recorded = count
         return self._event
 
 
@@ -117,6 +113,8 @@ class DeviceArray:
     `__dlpack__` and `__cuda_array_interface__` hand it to other libraries without a copy.  Its memory is its own for as
     long as somebody holds it or what was made from it.
     """
+
+    __slots__ = ("__weakref__", "_address", "_device", "_memory", "_order", "_type")
 
     def __init__(self, type: TensorType, memory: Lease | Memory, order: Order, device: CudaDevice) -> None:
         self._type = type
@@ -232,167 +230,3 @@ def empty(type: TensorType) -> Array:
     """Host memory of this type, strides included."""
     flat = np.empty(type.extent, type.dtype.numpy)
     return np.lib.stride_tricks.as_strided(flat, type.shape, [s * flat.itemsize for s in type.layout])
-
-
-class Source:
-    """A caller's array as the runtime sees it: `array` for host memory, else an address on device `ordinal`.
-
-    `strides` on a device are in elements, None for row-major; `dtype` is None when graphdnn has no such type, which
-    `element` names then.  `owner` keeps the memory alive.
-    """
-
-    __slots__ = ("address", "array", "dtype", "element", "ordinal", "owner", "read_only", "shape", "strides")
-
-    def __init__(self, description: dlpack.Description, owner: object, array: Array | None = None) -> None:
-        self.address = description.address
-        self.shape = description.shape
-        self.strides = description.strides
-        self.dtype = description.dtype
-        self.element = description.element
-        self.ordinal = None if description.kind in dlpack.ON_HOST else description.ordinal
-        self.read_only = description.read_only
-        self.owner = owner
-        self.array = array
-
-    @property
-    def on_host(self) -> bool:
-        return self.ordinal is None
-
-    def lies_as(self, type: TensorType) -> bool:
-        """Whether the elements are where `type`, of this shape, has them."""
-        if self.strides is None:
-            return type.is_row_major
-        return self.strides == type.layout or self.type(type.dtype).layout == type.with_strides(type.layout).layout
-
-    def type(self, dtype: DType) -> TensorType:
-        return TensorType(self.shape, dtype, self.strides)
-
-
-def read(array: Any, stream: int, device: CudaDevice | None) -> Source:
-    """Looks at a caller's array: numpy, DeviceArray, __dlpack__ or __cuda_array_interface__, on the host or a device.
-
-    What its producer still has to do for it is ordered before later work on `stream`.
-    Raises TypeError for anything else.
-    """
-    if isinstance(array, np.ndarray | np.generic):
-        return read_numpy(np.asarray(array))
-    if isinstance(array, DeviceArray):
-        array.go(stream)
-        type = array._type
-        where = dlpack.Description(
-            array._address, type.shape, type.layout, type.dtype, type.dtype.name, dlpack.CUDA, array._device.ordinal
-        )
-        return Source(where, array._memory)
-    if hasattr(array, "__dlpack__"):
-        return read_dlpack(array, stream)
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is not None:
-        return read_interface(array, interface, stream, device)
-    raise TypeError(
-        f"a {type_name(array)}; a numpy array, or one with __dlpack__ or __cuda_array_interface__, is needed"
-    )
-
-
-def read_numpy(array: Array) -> Source:
-    try:
-        dtype: DType | None = as_dtype(array.dtype)
-    except GraphError:
-        dtype = None
-    size = array.itemsize
-    whole = all(s % size == 0 for s in array.strides)  # a field of a structured array may step by parts of an element
-    strides = tuple(s // size for s in array.strides) if whole else None
-    name, read_only = str(array.dtype), not array.flags.writeable
-    where = dlpack.Description(array.ctypes.data, array.shape, strides, dtype, name, dlpack.CPU, 0, read_only)
-    return Source(where, array, array)
-
-
-def read_dlpack(array: Any, stream: int) -> Source:
-    kind, _ = array.__dlpack_device__()
-    wanted = stream if kind in dlpack.ON_CUDA else None
-    try:
-        capsule = array.__dlpack__(stream=wanted, max_version=dlpack.VERSION)
-    except TypeError:  # a producer from before version 1.0 knows no max_version
-        capsule = array.__dlpack__(stream=wanted)
-    where = dlpack.describe(capsule)
-    if where.kind not in dlpack.ON_HOST and where.kind not in dlpack.ON_CUDA:
-        raise TypeError(f"a {type_name(array)} in DLPack memory of kind {where.kind}; CPU or CUDA memory is needed")
-    if where.kind in dlpack.ON_CUDA or where.dtype is None:
-        return Source(where, capsule)
-    view = host_view(where.address, TensorType(where.shape, where.dtype, where.strides), capsule)
-    return Source(where, capsule, view)
-
-
-def read_interface(array: Any, interface: Mapping[str, Any], stream: int, device: CudaDevice | None) -> Source:
-    """Version 2 and 3 of the CUDA array interface; version 3 names the stream that the data is ready on."""
-    if interface.get("mask") is not None:
-        raise TypeError(f"a {type_name(array)} with a mask; a plain array is needed")
-    producer = interface.get("stream")
-    if producer is not None and device is not None and stream_handle(producer) != stream:
-        ready = device.event()
-        device.record(ready, stream_handle(producer))
-        device.wait(stream, ready)
-    name = np.dtype(interface["typestr"])
-    try:
-        dtype: DType | None = as_dtype(name)
-    except GraphError:
-        dtype = None
-    strides = interface.get("strides")
-    steps = None if strides is None else tuple(s // name.itemsize for s in strides)
-    ordinal = device.ordinal_of(interface["data"][0]) if device is not None else 0
-    address, read_only = interface["data"]
-    where = dlpack.Description(
-        address, tuple(interface["shape"]), steps, dtype, str(name), dlpack.CUDA, ordinal, read_only
-    )
-    return Source(where, array)
-
-
-def read_writable(who: str, array: Any, type: TensorType, stream: int, device: CudaDevice | None) -> Source:
-    """As `read_checked`, for an array that is going to be written."""
-    source = read_checked(who, array, type, stream, device)
-    if source.read_only:
-        raise ExecutionError(f"{who} is a read-only array; one that can be written is needed")
-    return source
-
-
-def type_name(array: object) -> str:
-    return f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
-
-
-def read_inputs(graph: Graph, inputs: Mapping[str, Any], stream: int, device: CudaDevice | None) -> dict[str, Source]:
-    """Every input of a graph by name, read and checked.
-
-    Raises ExecutionError, in one sentence, for the first that is extra, missing, of another type or shape, or that lies
-    elsewhere than the graph runs.
-    """
-    if not isinstance(inputs, Mapping):
-        raise ExecutionError(
-            f"inputs of graph {graph.name} are a {type(inputs).__name__}; a mapping from name to array is needed"
-        )
-    for name in inputs:
-        if name not in graph.inputs:
-            known = ", ".join(graph.inputs) or "none"
-            raise ExecutionError(f"{name} is not an input of graph {graph.name}; its inputs are {known}")
-    for name, value in graph.inputs.items():
-        if name not in inputs:
-            raise ExecutionError(f"input {name} ({value.type}) of graph {graph.name} is missing")
-    return {
-        name: read_checked(f"input {name}", inputs[name], value.type, stream, device)
-        for name, value in graph.inputs.items()
-    }
-
-
-def read_checked(who: str, array: Any, type: TensorType, stream: int, device: CudaDevice | None) -> Source:
-    """An array that must have this type and shape and lie on `device` or the host.  Raises ExecutionError."""
-    try:
-        source = read(array, stream, device)
-    except (TypeError, ValueError) as error:
-        raise ExecutionError(f"{who} is {error}") from None
-    except (BufferError, RuntimeError) as error:
-        raise ExecutionError(f"{who} is a {type_name(array)} that cannot be read: {error}") from None
-    if source.dtype != type.dtype:
-        raise ExecutionError(f"{who} is {source.element}; {type.dtype} is needed")
-    if source.shape != type.shape:
-        raise ExecutionError(f"{who} has shape {source.shape}; {type.shape} is needed")
-    if not source.on_host and (device is None or source.ordinal != device.ordinal):
-        raise ExecutionError(f"{who} lies on cuda:{source.ordinal}; an array on {device or 'the CPU'} is needed")
-    return source

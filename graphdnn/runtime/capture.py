@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from graphdnn.runtime.driver import LEGACY_STREAM
 
 if TYPE_CHECKING:
     from graphdnn.runtime.device import CudaDevice
@@ -19,10 +22,13 @@ class CapturedGraph:
 
     def __init__(self, device: CudaDevice, graph: Any) -> None:
         self._device = device
-        bindings = device._driver
+        bindings = device.driver
         self._launch = bindings.cuGraphLaunch
+        self._legacy = bindings.CUstream(LEGACY_STREAM)
         self.counts = count_nodes(device, graph)
         self.executable = device.check("make a captured graph executable", bindings.cuGraphInstantiate(graph, 0))
+        self.try_default = functools.partial(self._launch, self.executable, self._legacy)
+        """The bare driver call for the legacy default stream: a tuple whose first element is 0, or an error."""
         self._finalizer = weakref.finalize(self, bindings.cuGraphExecDestroy, self.executable)
         self._finalizer.atexit = False
 
@@ -33,7 +39,8 @@ class CapturedGraph:
 
     def launch(self, stream: Any) -> None:
         """Puts the whole graph on a stream."""
-        result = self._launch(self.executable, stream)
+        # A stream as a bare number is wrapped at each call, which the most common one need not be.
+        result = self._launch(self.executable, self._legacy if stream == LEGACY_STREAM else stream)
         if result[0]:
             self._device.check("launch a graph", result)
 
@@ -43,7 +50,7 @@ def capture(device: CudaDevice, issue: Callable[[int], None]) -> CapturedGraph:
 
     The mode is thread-local: other threads may allocate and wait meanwhile.  A failure in `issue` ends the capture.
     """
-    bindings = device._driver
+    bindings = device.driver
     with device:
         stream = device.take_stream()
         handle = int(stream.handle)
@@ -67,7 +74,7 @@ def capture(device: CudaDevice, issue: Callable[[int], None]) -> CapturedGraph:
 
 def count_nodes(device: CudaDevice, graph: Any) -> Counter[str]:
     """Nodes of a graph by kind (the driver's name without its prefix), those of child graphs included."""
-    bindings = device._driver
+    bindings = device.driver
     _, number = _nodes(device, graph, 0)
     nodes, _ = _nodes(device, graph, number)
     counts: Counter[str] = Counter()
@@ -83,6 +90,6 @@ def count_nodes(device: CudaDevice, graph: Any) -> Counter[str]:
 
 
 def _nodes(device: CudaDevice, graph: Any, number: int) -> tuple[list[Any], int]:
-    result = device._driver.cuGraphGetNodes(graph, number)
+    result = device.driver.cuGraphGetNodes(graph, number)
     device.check("read a graph", result)
     return result[1], int(result[2])

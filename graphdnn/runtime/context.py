@@ -4,139 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from graphdnn.engines.contract import DevicePlan
-from graphdnn.errors import CompileError, ExecutionError
-from graphdnn.ir.graph import Graph
-from graphdnn.ir.region import ALIGNMENT
-from graphdnn.ir.types import Array, TensorType
-from graphdnn.runtime.arrays import DeviceArray, Lease, Order, Source, empty, read_checked, read_inputs
+from graphdnn.errors import ExecutionError
+from graphdnn.ir.types import TensorType
+from graphdnn.runtime.arrays import DeviceArray, Lease, Order, empty
+from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
-from graphdnn.runtime.device import LEGACY_STREAM, ContextLostError, CudaDevice, Memory, Pinned, stream_handle
-from graphdnn.runtime.memory import aligned
-from graphdnn.runtime.schedule import Place, Schedule
-
-Convert = Callable[[TensorType, TensorType], DevicePlan]
-"""Builds a plan with one input and one output of equal shape and type and other strides."""
-
-Command = Callable[[int], None]
-"""Puts one piece of work on a stream."""
+from graphdnn.runtime.driver import LEGACY_STREAM, ContextLostError, stream_handle
+from graphdnn.runtime.glance import Glance
+from graphdnn.runtime.loaded import LoadedGraph, laid_out
+from graphdnn.runtime.reading import Source, read_checked, read_inputs
+from graphdnn.runtime.schedule import Place
+from graphdnn.runtime.transfer import Command, Inlet, Outlet, reads_in_place
 
 GRAPHS_KEPT = 16
 """Captured graphs and addresses seen that one context remembers for plain calls."""
 
 SPARES_KEPT = 4
 """Free blocks that a context keeps for each output."""
-
-
-class LoadedGraph:
-    """What all contexts of one graph share on a device: plans and constants, uploaded once."""
-
-    def __init__(self, graph: Graph, placed: Schedule, device: CudaDevice, convert: Convert | None) -> None:
-        self.graph = graph
-        self.schedule = placed
-        self.device = device
-        self.plans = [cast(DevicePlan, step.plan) for step in placed.steps]
-        self.types = {name: laid_out(graph.output_type(name)) for name in graph.outputs}
-        for name, value in graph.outputs.items():
-            if value.type.layout != self.types[name].layout:
-                raise CompileError(f"output {name} is {value.type} inside the graph, but declared {self.types[name]}")
-        self._convert = convert
-        self._conversions: dict[tuple[TensorType, TensorType], DevicePlan] = {}
-        self._upload()
-
-    def _upload(self) -> None:
-        used = {p.name for p in self.schedule.places.values() if p.space == "constant"}
-        used |= {c.source.name for c in self.schedule.copies if c.source.space == "constant"}
-        offsets: dict[str, int] = {}
-        total = 0
-        for name, value in self.graph.constants.items():
-            if name in used:
-                offsets[name] = total
-                total += aligned(value.type.span_bytes)
-        self.constants = self.device.allocate(total)
-        self.constant_addresses = {name: self.constants.handle + offset for name, offset in offsets.items()}
-        for name, address in self.constant_addresses.items():
-            value = self.graph.constants[name]
-            host = empty(laid_out(value.type))
-            np.copyto(host, self.graph.payloads[name].array())
-            self.device.write(address, host.ctypes.data, value.type.span_bytes)
-
-    def conversion(self, who: str, source: TensorType, target: TensorType) -> DevicePlan:
-        """A plan that copies one layout into another.  Raises ExecutionError where nobody builds any."""
-        key = (laid_out(source), laid_out(target))
-        plan = self._conversions.get(key)
-        if plan is None:
-            if self._convert is None:
-                raise ExecutionError(
-                    f"{who} has strides {source.layout}; {target.layout} are needed, since no engine copies"
-                )
-            plan = self._conversions[key] = self._convert(*key)
-        return plan
-
-    def lost(self, error: ContextLostError) -> ExecutionError:
-        """The same error saying whose plans were running when the device's context was lost."""
-        plans = ", ".join(f"{type(s.plan).__name__} for {s.region.pattern}" for s in self.schedule.steps)
-        return ExecutionError(f"graph {self.graph.name} could not run: {error}; its plans are {plans}")
-
-
-class Inlet:
-    """Memory that one array is copied into where it cannot be read in place: from the host, or in another layout."""
-
-    def __init__(self, who: str, type: TensorType, loaded: LoadedGraph, memory: Memory | None = None) -> None:
-        self._who = who
-        self._type = laid_out(type)
-        self._loaded = loaded
-        self._nbytes = type.span_bytes
-        self.memory = memory or loaded.device.allocate(self._nbytes)
-        self._pinned: Pinned | None = None
-
-    def stage(self, array: Array) -> None:
-        """Copies a host array to where the device fetches it.  Earlier fetches must be over."""
-        if self._pinned is None:
-            self._pinned = self._loaded.device.pinned(self._nbytes)
-        np.copyto(self._pinned.array(self._type), array)
-
-    def prepare(self, source: Source) -> Command:
-        """What brings a source in when put on a stream; a host array must have been staged before it runs."""
-        device, target, nbytes = self._loaded.device, self.memory.handle, self._nbytes
-        if source.on_host:
-            if self._pinned is None:
-                self._pinned = device.pinned(nbytes)
-            pinned = self._pinned.handle
-            return lambda stream: device.upload(target, pinned, nbytes, stream)
-        address = source.address
-        if source.lies_as(self._type):
-            return lambda stream: device.copy(target, address, nbytes, stream)
-        plan = self._loaded.conversion(self._who, source.type(self._type.dtype), self._type)
-        return lambda stream: plan.enqueue([address, target], stream, 0)
-
-
-class Outlet:
-    """Pinned memory through which one output reaches the host."""
-
-    def __init__(self, type: TensorType, device: CudaDevice) -> None:
-        self._type = type
-        self._device = device
-        self._nbytes = type.span_bytes
-        self._pinned = device.pinned(self._nbytes)
-        self._done = device.event()
-
-    def fetch(self, address: int) -> Command:
-        device, pinned, nbytes = self._device, self._pinned.handle, self._nbytes
-        return lambda stream: device.download(pinned, address, nbytes, stream)
-
-    def mark(self, stream: int) -> None:
-        self._device.record(self._done, stream)
-
-    def deliver(self, target: Array) -> None:
-        """Copies what was fetched to the caller's array once it is there."""
-        self._device.wait_on_host(self._done)
-        np.copyto(target, self._pinned.array(self._type))
 
 
 class DeviceContext:
@@ -150,7 +38,8 @@ class DeviceContext:
         self._arena: Memory | None = None
         self._inlets: dict[str, Inlet] = {}
         self._outlets: dict[str, Outlet] = {}
-        self._spare: dict[str, list[Memory]] = {name: [] for name in loaded.graph.outputs}
+        self._pools: list[tuple[str, TensorType, list[Memory]]] = [(n, t, []) for n, t in loaded.types.items()]
+        self._glances = {n: Glance(v.type, self.device.ordinal) for n, v in loaded.graph.inputs.items()}
         self._graphs: OrderedDict[tuple[int, ...], CapturedGraph | None] = OrderedDict()
         self._kept: list[object] = []
         self._states: dict[str, Memory] = {}
@@ -164,37 +53,64 @@ class DeviceContext:
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
         """A plain call; see Program.run."""
         try:
-            return self._run(inputs, stream)
+            handle = LEGACY_STREAM if stream is None else stream_handle(stream)
+            with self.lock, self.device as device:
+                if handle != LEGACY_STREAM and device.is_capturing(handle):
+                    raise ExecutionError(
+                        f"graph {self.loaded.graph.name} was called on a stream that is being captured, but a plain "
+                        "call allocates its outputs; call what bind() returns there instead"
+                    )
+                addresses = self._glanced(inputs, handle)
+                if addresses is None:
+                    return self._read_and_run(inputs, handle, stream)
+                self.order.enter(handle)
+                return self._run(addresses, handle, stream)
         except ContextLostError as error:
             raise self.loaded.lost(error) from error
 
-    def _run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
-        loaded = self.loaded
-        with self.lock, self.device as device:
-            handle = stream_handle(stream)
-            if handle != LEGACY_STREAM and device.is_capturing(handle):
-                raise ExecutionError(
-                    f"graph {loaded.graph.name} was called on a stream that is being captured, but a plain call "
-                    "allocates its outputs; call what bind() returns there instead"
-                )
-            sources = read_inputs(loaded.graph, inputs, handle, device)
-            self.order.enter(handle)
-            addresses = self._feed(sources, handle)
-            leases = {name: self._lease(name) for name in loaded.types}
-            self._execute(addresses, {name: lease.memory.handle for name, lease in leases.items()}, handle)
-            if all(source.on_host for source in sources.values()):
-                return self._fetch(leases, handle, stream)
-            self.order.leave(handle, stream)
-            return {name: DeviceArray(type, leases[name], self.order, device) for name, type in loaded.types.items()}
+    def _glanced(self, inputs: Mapping[str, Any], stream: int) -> list[int] | None:
+        """Addresses of the inputs where a glance at each is enough, in the graph's order."""
+        if inputs.__class__ is not dict or len(inputs) != len(self._glances):
+            return None
+        addresses = []
+        for name, glance in self._glances.items():
+            address = glance.address(inputs.get(name), stream)
+            if not address:
+                return None
+            addresses.append(address)
+        return addresses
 
-    def _feed(self, sources: Mapping[str, Source], stream: int) -> dict[str, int]:
+    def _read_and_run(self, inputs: Mapping[str, Any], handle: int, stream: object | None) -> dict[str, Any]:
+        """A call some of whose arrays have to be read in full, and copied perhaps."""
+        sources = read_inputs(self.loaded.graph, inputs, handle, self.device)
+        self.order.enter(handle)
+        addresses = self._feed(sources, inputs, handle)
+        if all(source.on_host for source in sources.values()):
+            return self._fetch(addresses, handle, stream)
+        return self._run(addresses, handle, stream)
+
+    def _run(self, addresses: list[int], handle: int, stream: object | None) -> dict[str, Any]:
+        """Runs the plans into memory from the pool, and hands that out."""
+        order, device = self.order, self.device
+        results: dict[str, Any] = {}
+        key = addresses
+        for name, type, spare in self._pools:
+            lease = self._lease(type, spare)
+            key.append(lease.memory.handle)
+            results[name] = DeviceArray(type, lease, order, device)
+        self._execute(tuple(key), handle)
+        order.leave(handle, stream)
+        return results
+
+    def _feed(self, sources: Mapping[str, Source], inputs: Mapping[str, Any], stream: int) -> list[int]:
         """Addresses of the inputs, those that cannot be read in place copied to memory of this context."""
-        addresses: dict[str, int] = {}
+        addresses: list[int] = []
         finished = False
         for name, source in sources.items():
             type = self.loaded.graph.inputs[name].type
             if reads_in_place(source, type):
-                addresses[name] = source.address
+                self._glances[name].learn(inputs[name])
+                addresses.append(source.address)
                 continue
             inlet = self._inlets.get(name)
             if inlet is None:
@@ -205,37 +121,40 @@ class DeviceContext:
                     finished = True
                 inlet.stage(source.array)
             inlet.prepare(source)(stream)
-            addresses[name] = inlet.memory.handle
+            addresses.append(inlet.memory.handle)
         return addresses
 
-    def _lease(self, name: str) -> Lease:
-        spare = self._spare[name]
-        del spare[SPARES_KEPT:]
-        try:
-            memory = spare.pop()
-        except IndexError:
-            memory = self.device.allocate(self.loaded.types[name].span_bytes)
+    def _lease(self, type: TensorType, spare: list[Memory]) -> Lease:
+        """Memory for one output out of its pool."""
+        if not spare:
+            return Lease(self.device.allocate(type.span_bytes), spare)
+        memory = spare.pop()
+        if len(spare) >= SPARES_KEPT:
+            del spare[SPARES_KEPT:]
         return Lease(memory, spare)
 
-    def _execute(self, inputs: Mapping[str, int], outputs: Mapping[str, int], stream: int) -> None:
-        """Runs the steps on these addresses: one by one the first time, as one captured graph from the second on."""
-        key = (*inputs.values(), *outputs.values())
+    def _execute(self, addresses: tuple[int, ...], stream: int) -> None:
+        """Runs the steps on addresses of inputs and outputs: one by one the first time, as one captured graph from the
+        second on."""
         graphs = self._graphs
-        known = graphs.get(key)
+        known = graphs.get(addresses)
         if known is not None:
-            graphs.move_to_end(key)
+            graphs.move_to_end(addresses)
             known.launch(stream)
             return
+        graph = self.loaded.graph
+        inputs = dict(zip(graph.inputs, addresses, strict=False))
+        outputs = dict(zip(graph.outputs, addresses[len(inputs) :], strict=True))
         commands = self.commands(inputs, outputs)
-        if key in graphs:
+        if addresses in graphs:
             captured = self._captured(commands)
             if captured is not None:
-                graphs[key] = captured
-                graphs.move_to_end(key)
+                graphs[addresses] = captured
+                graphs.move_to_end(addresses)
                 captured.launch(stream)
                 return
         issue(commands, stream)
-        graphs[key] = None
+        graphs[addresses] = None
         if len(graphs) > GRAPHS_KEPT:
             graphs.popitem(last=False)
 
@@ -284,14 +203,16 @@ class DeviceContext:
         plan = self.loaded.conversion("a value that is copied", type, type)
         return run_plan(plan, [source, target], 0)
 
-    def _fetch(self, leases: Mapping[str, Lease], stream: int, owner: object | None) -> dict[str, Any]:
-        """Outputs in fresh host arrays, each copied while the next is on its way."""
-        outlets = {name: self.outlet(name) for name in leases}
-        for name, outlet in outlets.items():
-            outlet.fetch(leases[name].memory.handle)(stream)
-            outlet.mark(stream)
+    def _fetch(self, addresses: list[int], stream: int, owner: object | None) -> dict[str, Any]:
+        """Runs the plans, and copies each output to a fresh host array while the next is on its way."""
+        leases = [(name, self._lease(type, spare)) for name, type, spare in self._pools]
+        self._execute((*addresses, *(lease.memory.handle for _, lease in leases)), stream)
+        outlets = {name: self.outlet(name) for name in self.loaded.types}
+        for name, lease in leases:
+            outlets[name].fetch(lease.memory.handle)(stream)
+            outlets[name].mark(stream)
         self.order.leave(stream, owner)
-        fresh = {name: empty(self.loaded.types[name]) for name in leases}
+        fresh = {name: empty(type) for name, type in self.loaded.types.items()}
         for name, outlet in outlets.items():
             outlet.deliver(fresh[name])
         return fresh
@@ -331,23 +252,15 @@ class DeviceContext:
             self.order.leave(device.stream, device)
             device.synchronize()
 
-    def keep(self, thing: object) -> None:
-        """Keeps a bound call, and with it this context, for as long as a caller's graph may replay its addresses."""
-        self._kept.append(thing)
-        self.device.keep(thing)
+    def retain(self, stream: int, thing: object) -> None:
+        """Keeps a bound call, and with it this context, for as long as the graph captured on `stream` may replay its
+        addresses; until `close` where the driver cannot tell how long that is."""
+        if not self.device.retain(stream, thing):
+            self._kept.append(thing)
 
     def close(self) -> None:
         while self._kept:
             self.device.release(self._kept.pop())
-
-
-def laid_out(type: TensorType) -> TensorType:
-    """The same type with its strides written out."""
-    return type.with_strides(type.layout)
-
-
-def reads_in_place(source: Source, type: TensorType) -> bool:
-    return not source.on_host and source.address % ALIGNMENT == 0 and source.lies_as(type)
 
 
 def run_plan(plan: DevicePlan, addresses: Sequence[int], workspace: int) -> Command:

@@ -1,7 +1,7 @@
 """The devices that are here: contexts, streams, memory, copies and events.
 
-cuda.core finds the device and makes its context and streams.  Memory and events come from the driver directly: a buffer
-of ours must outlive every stream that a caller may have used it on, and must be freed at a moment of our choosing.
+cuda.core finds the device and makes its context, its streams and the buffers that memory is held by (resource.py says
+when they are freed).  Events, copies and captures are the driver's own calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import copy
 import ctypes
 import functools
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,126 +19,17 @@ import numpy as np
 
 from graphdnn.engines.contract import Store
 from graphdnn.errors import ExecutionError, SetupError
-from graphdnn.ir.types import Array, TensorType
+from graphdnn.runtime.buffers import Memory, Pinned
+from graphdnn.runtime.driver import CAPTURE_IMPLICIT, STICKY_ERRORS, ContextLostError, check, core, driver
 from graphdnn.runtime.memory import ALIGNMENT, aligned
+from graphdnn.runtime.retain import Retentions
 from graphdnn.target import Target
 
 if TYPE_CHECKING:
     from graphdnn.runtime.capture import CapturedGraph
+    from graphdnn.runtime.resource import DeferredResource
 
-LEGACY_STREAM = 1
-"""The legacy default stream by its explicit handle; 0 would mean another stream where the driver is told so."""
-
-PER_THREAD_STREAM = 2
-"""The per-thread default stream: one handle that means another stream in each thread."""
-
-NO_DEVICE = 100
-STUB_LIBRARY = 34
 EVENT_DISABLE_TIMING = 2
-CAPTURE_IMPLICIT = 906
-CAPTURE_ERRORS = range(900, 909)
-STICKY_ERRORS = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
-"""Errors after which a CUDA context never works again."""
-
-
-class ContextLostError(ExecutionError):
-    """The CUDA context of this process faulted and will not work again."""
-
-
-@functools.cache
-def _libcuda() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return None
-
-
-def device_present() -> bool:
-    """Whether a CUDA driver is here and has a device.  A driver that fails in any other way counts as present, so that
-    its error is seen instead of a silent run on the CPU."""
-    library = _libcuda()
-    if library is None:
-        return False
-    status = library.cuInit(0)
-    count = ctypes.c_int(0)
-    if status == 0:
-        status = library.cuDeviceGetCount(ctypes.byref(count))
-    return count.value > 0 if status == 0 else status not in (NO_DEVICE, STUB_LIBRARY)
-
-
-@functools.cache
-def driver() -> Any:
-    """The module cuda.bindings.driver, initialised.  Raises SetupError naming the missing package or driver."""
-    try:
-        from cuda.bindings import driver as bindings
-    except ImportError as error:
-        raise SetupError(
-            f"cuda.bindings could not be imported ({error}); install the package cuda-python>=13,<14"
-        ) from None
-    if _libcuda() is None:
-        raise SetupError("the CUDA driver (libcuda) was not found; install an NVIDIA driver of version 580 or newer")
-    status = bindings.cuInit(0)[0]
-    if int(status):
-        raise SetupError(f"the CUDA driver found no usable device ({status.name})")
-    return bindings
-
-
-def core() -> Any:
-    """The module cuda.core.  Raises SetupError naming the package that brings it."""
-    try:
-        import cuda.core
-    except ImportError as error:
-        raise SetupError(f"cuda.core could not be imported ({error}); install the package cuda-core>=0.6,<2") from None
-    return cuda.core
-
-
-def stream_handle(stream: object | None) -> int:
-    """Handle of a caller's stream: None is the legacy default stream, else an int or an object with __cuda_stream__.
-
-    Raises ExecutionError for anything else.
-    """
-    if stream is None:
-        return LEGACY_STREAM
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return stream or LEGACY_STREAM
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is None:
-        raise ExecutionError(
-            f"stream is a {type(stream).__name__}; an int, None or an object with __cuda_stream__ is needed"
-        )
-    return int(protocol()[1]) or LEGACY_STREAM
-
-
-class Memory:
-    """Device memory aligned to 256 bytes.  It is given back when nobody refers to it, or by `close`."""
-
-    def __init__(self, handle: int, nbytes: int, release: Callable[[int], None]) -> None:
-        self.handle = handle
-        self.nbytes = nbytes
-        self._finalizer = weakref.finalize(self, release, handle)
-        self._finalizer.atexit = False
-
-    def close(self) -> None:
-        self._finalizer()
-
-
-class Pinned(Memory):
-    """Page-locked host memory, from and to which copies run beside other work."""
-
-    def array(self, type: TensorType, offset: int = 0) -> Array:
-        """The memory from `offset` bytes on as an array with the type's strides."""
-        return host_view(self.handle + offset, type, self)
-
-
-def host_view(address: int, type: TensorType, owner: object) -> Array:
-    """Host memory whose first element is at `address` as an array of this type; `owner` lives as long as the array."""
-    dtype = type.dtype.numpy
-    reach = [(n - 1) * s for n, s in zip(type.shape, type.layout, strict=True)]
-    low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
-    raw: Any = (ctypes.c_byte * ((high - low + 1) * dtype.itemsize)).from_address(address + low * dtype.itemsize)
-    raw.owner = owner
-    flat: Array = np.frombuffer(raw, dtype=np.uint8).view(dtype)
-    return np.lib.stride_tricks.as_strided(flat[-low:], type.shape, [s * dtype.itemsize for s in type.layout])
 
 
 class Event:
@@ -157,9 +47,9 @@ class _Shared:
     def __init__(self) -> None:
         self.lost: str | None = None
         self.lock = threading.Lock()
-        self.graveyard: list[tuple[bool, int]] = []
+        self.dropped: list[tuple[DeferredResource, int]] = []
         self.capture_streams: list[Any] = []
-        self.kept: dict[int, object] = {}
+        self.retentions = Retentions()
 
 
 class CudaDevice:
@@ -175,13 +65,17 @@ class CudaDevice:
     def __init__(self, ordinal: int, store: Store) -> None:
         self.ordinal = ordinal
         self.store = store
-        self._driver = driver()
+        self.driver = driver()
         self._core = core()
+        from graphdnn.runtime.resource import DeferredResource
+
         device = self._core.Device(ordinal)
-        self._alone = check("count devices", self._driver.cuDeviceGetCount()) == 1
-        self._context = check("open a device", self._driver.cuDevicePrimaryCtxRetain(ordinal))
+        self.is_alone = check("count devices", self.driver.cuDeviceGetCount()) == 1
+        self._context = check("open a device", self.driver.cuDevicePrimaryCtxRetain(ordinal))
         self._local = threading.local()
         self._shared = _Shared()
+        self._device_memory = DeferredResource(self, False, self._shared.dropped)
+        self._pinned_memory = DeferredResource(self, True, self._shared.dropped)
         self.name = str(device.name)
         self._stream = self._new_stream()
         self.stream = int(self._stream.handle)
@@ -219,28 +113,28 @@ class CudaDevice:
                 f"the CUDA context of {self.name} does not work any more since {self._shared.lost}; "
                 "start a new process ('spawn' or 'forkserver' in multiprocessing)"
             )
-        if self._alone and getattr(self._local, "ready", False):
+        if self.is_alone and getattr(self._local, "ready", False):
             return self
         self._enter_first()
         return self
 
     def _enter_first(self) -> None:
         """Makes the context current where it is not, remembering what to restore on machines with several devices."""
-        current = int(check("read the current context", self._driver.cuCtxGetCurrent()))
+        current = int(check("read the current context", self.driver.cuCtxGetCurrent()))
         pushed = current not in (0, int(self._context))
         if pushed:
-            check("enter the device", self._driver.cuCtxPushCurrent(self._context))
+            check("enter the device", self.driver.cuCtxPushCurrent(self._context))
         elif current == 0:
-            check("enter the device", self._driver.cuCtxSetCurrent(self._context))
-        if self._alone:
+            check("enter the device", self.driver.cuCtxSetCurrent(self._context))
+        if self.is_alone:
             self._local.ready = True
             return
         stack = self._local.__dict__.setdefault("stack", [])
         stack.append(pushed)
 
     def __exit__(self, *_: object) -> None:
-        if not self._alone and self._local.stack.pop():
-            self._driver.cuCtxPopCurrent()
+        if not self.is_alone and self._local.stack.pop():
+            self.driver.cuCtxPopCurrent()
 
     @functools.cached_property
     def target(self) -> Target:
@@ -252,12 +146,12 @@ class CudaDevice:
     @property
     def driver_version(self) -> str:
         """CUDA version of the driver, such as 13.0."""
-        number = int(check("read the driver's version", self._driver.cuDriverGetVersion()))
+        number = int(check("read the driver's version", self.driver.cuDriverGetVersion()))
         return f"{number // 1000}.{number % 1000 // 10}"
 
     @property
     def memory_bytes(self) -> int:
-        return int(check("read the memory's size", self._driver.cuDeviceTotalMem(self.ordinal)))
+        return int(check("read the memory's size", self.driver.cuDeviceTotalMem(self.ordinal)))
 
     def properties(self) -> Any:
         """cuda.core's properties of the device."""
@@ -277,88 +171,88 @@ class CudaDevice:
         """Device memory aligned to 256 bytes.  Raises ExecutionError when there is not enough."""
         with self:
             self.sweep()
-            handle = int(self.check(f"allocate {nbytes} bytes", self._driver.cuMemAlloc(max(nbytes, 1))))
-            return Memory(handle, nbytes, functools.partial(_bury, self._shared, False))
+            buffer = self._device_memory.allocate(nbytes)
+            return Memory(int(buffer.handle), nbytes, buffer)
 
     def pinned(self, nbytes: int) -> Pinned:
         """Page-locked host memory."""
         with self:
             self.sweep()
-            handle = int(self.check(f"lock {nbytes} bytes", self._driver.cuMemHostAlloc(max(nbytes, 1), 0)))
-            return Pinned(handle, nbytes, functools.partial(_bury, self._shared, True))
+            buffer = self._pinned_memory.allocate(nbytes)
+            return Pinned(int(buffer.handle), nbytes, buffer)
 
     def sweep(self) -> None:
         """Frees memory that nobody refers to any more; waits for the work that may still use it."""
-        graves = self._shared.graveyard
-        if not graves:
+        shared = self._shared
+        shared.retentions.sweep()
+        if not shared.dropped:
             return
-        with self._shared.lock:
-            batch = graves[:]
-            del graves[: len(batch)]
-        self.check("finish all work", self._driver.cuCtxSynchronize())
-        for is_host, handle in batch:
-            free = self._driver.cuMemFreeHost if is_host else self._driver.cuMemFree
-            self.check("free memory", free(handle))
+        with shared.lock:
+            batch = shared.dropped[:]
+            del shared.dropped[: len(batch)]
+        self.check("finish all work", self.driver.cuCtxSynchronize())
+        for resource, address in batch:
+            resource.free(address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Device to device, in stream order."""
-        self.check("copy on the device", self._driver.cuMemcpyDtoDAsync(target, source, nbytes, stream))
+        self.check("copy on the device", self.driver.cuMemcpyDtoDAsync(target, source, nbytes, stream))
 
     def upload(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Pinned host memory to the device, in stream order."""
-        self.check("copy to the device", self._driver.cuMemcpyHtoDAsync(target, source, nbytes, stream))
+        self.check("copy to the device", self.driver.cuMemcpyHtoDAsync(target, source, nbytes, stream))
 
     def download(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Device to host memory, in stream order."""
-        self.check("copy from the device", self._driver.cuMemcpyDtoHAsync(target, source, nbytes, stream))
+        self.check("copy from the device", self.driver.cuMemcpyDtoHAsync(target, source, nbytes, stream))
 
     def write(self, target: int, source: int, nbytes: int) -> None:
         """Any host memory to the device; done when this returns."""
         with self:
-            self.check("copy to the device", self._driver.cuMemcpyHtoDAsync(target, source, nbytes, self.stream))
+            self.check("copy to the device", self.driver.cuMemcpyHtoDAsync(target, source, nbytes, self.stream))
             self.synchronize()
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Sets every byte, in stream order."""
-        self.check("fill memory", self._driver.cuMemsetD8Async(target, byte, nbytes, stream))
+        self.check("fill memory", self.driver.cuMemsetD8Async(target, byte, nbytes, stream))
 
     def synchronize(self, stream: int | None = None) -> None:
         """Waits for a stream, our own by default.  Raises ExecutionError for an error of the device."""
         with self:
             self.check(
                 "finish the work on a stream",
-                self._driver.cuStreamSynchronize(self.stream if stream is None else stream),
+                self.driver.cuStreamSynchronize(self.stream if stream is None else stream),
             )
 
     def event(self, timing: bool = False) -> Event:
         with self:
             flags = 0 if timing else EVENT_DISABLE_TIMING
-            return Event(self.check("make an event", self._driver.cuEventCreate(flags)), self._driver.cuEventDestroy)
+            return Event(self.check("make an event", self.driver.cuEventCreate(flags)), self.driver.cuEventDestroy)
 
     def record(self, event: Event, stream: int) -> None:
         """The event stands for all work put on the stream so far."""
-        self.check("record an event", self._driver.cuEventRecord(event.handle, stream))
+        self.check("record an event", self.driver.cuEventRecord(event.handle, stream))
 
     def wait(self, stream: int, event: Event) -> None:
         """Later work of the stream starts after the event."""
-        self.check("wait for an event", self._driver.cuStreamWaitEvent(stream, event.handle, 0))
+        self.check("wait for an event", self.driver.cuStreamWaitEvent(stream, event.handle, 0))
 
     def wait_on_host(self, event: Event) -> None:
-        self.check("finish the work before an event", self._driver.cuEventSynchronize(event.handle))
+        self.check("finish the work before an event", self.driver.cuEventSynchronize(event.handle))
 
     def elapsed_us(self, start: Event, end: Event) -> float:
         """Microseconds of device time between two finished events made with timing."""
-        return 1e3 * float(self.check("read a time", self._driver.cuEventElapsedTime(start.handle, end.handle)))
+        return 1e3 * float(self.check("read a time", self.driver.cuEventElapsedTime(start.handle, end.handle)))
 
     def is_capturing(self, stream: int) -> bool:
         """Whether work put on the stream now would be captured into a graph, or would break a capture."""
-        result = self._driver.cuStreamIsCapturing(stream)
+        result = self.driver.cuStreamIsCapturing(stream)
         return int(result[0]) == CAPTURE_IMPLICIT or int(self.check("ask for a capture", result)) != 0
 
     def ordinal_of(self, address: int) -> int:
         """On which device an address lies."""
-        attribute = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return int(self.check("find an address", self._driver.cuPointerGetAttribute(attribute, address)))
+        attribute = self.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(self.check("find an address", self.driver.cuPointerGetAttribute(attribute, address)))
 
     def capture(self, issue: Callable[[int], None]) -> CapturedGraph:
         """What `issue(stream)` puts on a stream, as one graph ready to launch."""
@@ -382,12 +276,14 @@ class CudaDevice:
     def hand_back(self, stream: Any) -> None:
         self._shared.capture_streams.append(stream)
 
-    def keep(self, thing: object) -> None:
-        """Keeps something alive until `release`: a caller's own graph may replay its addresses at any time."""
-        self._shared.kept[id(thing)] = thing
+    def retain(self, stream: int, thing: object) -> bool:
+        """Keeps something alive for as long as the graph that a caller captures on `stream` may replay its addresses.
+        False where the driver cannot tell how long that is: it is kept until `release` then."""
+        return self._shared.retentions.add(self.driver, stream, thing)
 
     def release(self, thing: object) -> None:
-        self._shared.kept.pop(id(thing), None)
+        """Lets go of something that was retained and that no graph holds."""
+        self._shared.retentions.release(thing)
 
     def __str__(self) -> str:
         return f"cuda:{self.ordinal} ({self.name})"
@@ -404,11 +300,16 @@ class HostDevice:
         self.store: Store = NullStore() if store is None else store
         self.target = Target.cpu()
 
+    def __enter__(self) -> HostDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was made current."""
+
     def allocate(self, nbytes: int) -> Memory:
         """Host memory aligned to 256 bytes."""
         raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
-        kept = [raw]
-        return Memory(aligned(raw.ctypes.data), nbytes, lambda _: kept.clear())
+        return Memory(aligned(raw.ctypes.data), nbytes, raw)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Sets every byte."""
@@ -445,18 +346,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def check(what: str, result: tuple[Any, ...]) -> Any:
-    """The value of a driver call.  Raises ExecutionError saying what was asked for and what the driver answered."""
-    status = result[0]
-    if int(status) == 0:
-        return result[1] if len(result) > 1 else None
-    note = ""
-    if int(status) in CAPTURE_ERRORS:
-        note = "; a stream is being captured, during which nothing may be compiled, allocated or waited for"
-    raise ExecutionError(f"CUDA was asked to {what} and answered {status.name}{note}")
-
-
-def _bury(shared: _Shared, is_host: bool, handle: int) -> None:
-    shared.graveyard.append((is_host, handle))

@@ -13,7 +13,8 @@ from graphdnn.errors import ExecutionError
 from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
-from graphdnn.runtime.arrays import empty, read_checked, read_inputs, read_writable
+from graphdnn.runtime.arrays import empty
+from graphdnn.runtime.reading import read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
 
 

@@ -8,9 +8,10 @@ from typing import Any, Protocol, cast
 from graphdnn.engines.contract import Device
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.graph import Graph
-from graphdnn.runtime.context import Convert, DeviceContext, LoadedGraph
+from graphdnn.runtime.context import DeviceContext
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.host import HostContext, HostGraph
+from graphdnn.runtime.loaded import Convert, LoadedGraph
 from graphdnn.runtime.schedule import Schedule
 
 
@@ -68,8 +69,8 @@ class Program:
         """A callable for these very arrays.  Each call reads them as they are then, overwrites the same outputs and
         returns them; outputs that are not given are made here.  Without outputs, numpy inputs alone give numpy ones.
 
-        A call inside the caller's own stream capture puts the plans into that graph; whatever it needs then stays alive
-        until `close`.
+        A call inside the caller's own stream capture puts the plans into that graph; whatever it needs stays alive for
+        as long as that graph may run, or until `close` where the driver cannot tell how long that is.
         """
         return self._context.bind(inputs, outputs)
 
@@ -81,7 +82,8 @@ class Program:
         return other
 
     def close(self) -> None:
-        """Lets go of what calls inside a caller's capture kept alive; the caller's graph must not be replayed again."""
+        """Lets go of what calls inside a caller's capture keep alive where the driver cannot tell how long that is; the
+        caller's graph must not be replayed again."""
         self._context.close()
 
     @property

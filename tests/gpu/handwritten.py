@@ -58,7 +58,7 @@ class Handwritten:
 
     def __init__(self, source: str, count: int, device: CudaDevice, in_place: tuple[tuple[int, int], ...] = ()) -> None:
         self._function = kernel(source, device.ordinal)
-        self._launch = device._driver.cuLaunchKernel
+        self._launch = device.driver.cuLaunchKernel
         self._blocks = -(-count // 128)
         self.in_place = in_place
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from graphdnn.ir.types import DTYPES, DType, TensorType, bfloat16, dense_strides
-from graphdnn.runtime.arrays import DeviceArray, Order, empty, read
-from graphdnn.runtime.device import LEGACY_STREAM, CudaDevice
+from graphdnn.runtime.arrays import DeviceArray, Order, empty
+from graphdnn.runtime.device import CudaDevice
+from graphdnn.runtime.driver import LEGACY_STREAM
+from graphdnn.runtime.reading import read
 
 pytestmark = pytest.mark.gpu
 

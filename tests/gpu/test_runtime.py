@@ -441,4 +441,4 @@ def test_current_device(device: CudaDevice) -> None:
     with pytest.raises(gd.SetupError, match="CUDA device 99 was asked for, but this machine has"):
         CudaDevice.current(99)
     with device:
-        assert int(device._driver.cuCtxGetCurrent()[1]) == int(device._context)
+        assert int(device.driver.cuCtxGetCurrent()[1]) == int(device._context)

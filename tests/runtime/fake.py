@@ -7,8 +7,10 @@ import ctypes
 import itertools
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,15 +22,24 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType, dense_strides, row_major
 from graphdnn.ir.views import is_free
 from graphdnn.ir.writer import GraphWriter
+from graphdnn.runtime.buffers import Memory, Pinned, host_view
 from graphdnn.runtime.cache import NullStore
-from graphdnn.runtime.context import LoadedGraph
-from graphdnn.runtime.device import ALIGNMENT, LEGACY_STREAM, Memory, Pinned, host_view
+from graphdnn.runtime.driver import LEGACY_STREAM
+from graphdnn.runtime.loaded import LoadedGraph
+from graphdnn.runtime.memory import ALIGNMENT
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.target import Target
 
 POISON = 0xFF
 """Every byte of unwritten memory: NaN as a float, -1 as an integer."""
+
+
+M = TypeVar("M", bound=Memory)
+
+
+class Owner:
+    """What holds a piece of memory."""
 
 
 @dataclass
@@ -46,6 +57,10 @@ class FakeGraph:
         self.device.launches += 1
         self.device.enqueue(stream, lambda: [run() for run in self.work])
 
+    def try_default(self) -> tuple[int]:
+        self.launch(LEGACY_STREAM)
+        return (0,)
+
 
 class FakeDevice:
     """What the runtime needs of a CudaDevice, with every piece of work deferred until somebody waits for it."""
@@ -53,6 +68,7 @@ class FakeDevice:
     stream = 77
     ordinal = 0
     name = "fake"
+    is_alone = True
 
     def __init__(self, seed: int = 0) -> None:
         self.target = replace(Target.named("h200"), present=True)
@@ -89,10 +105,16 @@ class FakeDevice:
         self.live.pop(handle).fill(POISON)
 
     def allocate(self, nbytes: int) -> Memory:
-        return Memory(self._take(nbytes), nbytes, self._free)
+        return self._given(Memory, nbytes)
 
     def pinned(self, nbytes: int) -> Pinned:
-        return Pinned(self._take(nbytes), nbytes, self._free)
+        return self._given(Pinned, nbytes)
+
+    def _given(self, kind: type[M], nbytes: int) -> M:
+        """Memory whose owner goes back when nobody refers to it."""
+        handle, owner = self._take(nbytes), Owner()
+        weakref.finalize(owner, self._free, handle)
+        return kind(handle, nbytes, owner)
 
     def _move(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self.enqueue(stream, lambda: ctypes.memmove(target, source, nbytes))
@@ -160,8 +182,10 @@ class FakeDevice:
         issue(own)
         return FakeGraph(self, self.capturing.pop(own), self.kernels - before)
 
-    def keep(self, thing: object) -> None:
+    def retain(self, stream: int, thing: object) -> bool:
+        assert stream in self.capturing
         self.kept[id(thing)] = thing
+        return False
 
     def release(self, thing: object) -> None:
         self.kept.pop(id(thing), None)

@@ -21,8 +21,10 @@ from graphdnn.ir.types import (
     int64,
 )
 from graphdnn.runtime import dlpack
-from graphdnn.runtime.arrays import DeviceArray, Lease, Order, Source, empty, read, read_checked
-from graphdnn.runtime.device import LEGACY_STREAM, Memory, host_view, stream_handle
+from graphdnn.runtime.arrays import DeviceArray, Lease, Order, empty
+from graphdnn.runtime.buffers import Memory, host_view
+from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
+from graphdnn.runtime.reading import Source, read, read_checked
 from tests.runtime.fake import POISON, FakeDevice, Foreign
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 1, 23), (4, 3, 5, 7), (1, 1, 1, 1)]

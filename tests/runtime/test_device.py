@@ -1,13 +1,18 @@
 """Devices as far as they can be tested where there is none: the processor, and what is missing by name."""
 
+import weakref
+
 import numpy as np
 import pytest
 
 from graphdnn.errors import ExecutionError, SetupError
 from graphdnn.ir.types import TensorType, uint8
-from graphdnn.runtime import device as devices
+from graphdnn.runtime import driver as drivers
+from graphdnn.runtime.buffers import Memory, host_view
 from graphdnn.runtime.cache import DiskStore, NullStore
-from graphdnn.runtime.device import CudaDevice, HostDevice, check, device_for, device_present, host_view
+from graphdnn.runtime.device import CudaDevice, HostDevice, device_for
+from graphdnn.runtime.driver import check, device_present
+from graphdnn.runtime.memory import ALIGNMENT
 
 
 def test_the_processor_is_a_device() -> None:
@@ -15,7 +20,7 @@ def test_the_processor_is_a_device() -> None:
     assert (device.target.kind, device.target.present, str(device)) == ("cpu", True, "cpu")
     for nbytes in (1, 7, 255, 257, 100_000):
         memory = device.allocate(nbytes)
-        assert memory.handle % devices.ALIGNMENT == 0
+        assert memory.handle % ALIGNMENT == 0
         view = host_view(memory.handle, TensorType((nbytes,), uint8), memory)
         device.fill(memory.handle, 0xFF, nbytes, device.stream)
         assert (view == 0xFF).all()
@@ -24,13 +29,23 @@ def test_the_processor_is_a_device() -> None:
         device.capture(lambda stream: None)
 
 
-def test_memory_given_back_twice_is_given_back_once() -> None:
-    freed: list[int] = []
-    memory = devices.Memory(256, 10, freed.append)
-    memory.close()
-    memory.close()
-    del memory
-    assert freed == [256]
+def test_memory_is_held_until_it_is_closed_or_dropped() -> None:
+    class Owner:
+        """What holds memory."""
+
+    def gone(use: object) -> list[str]:
+        seen: list[str] = []
+        owner = Owner()
+        weakref.finalize(owner, seen.append, "freed")
+        memory = Memory(256, 10, owner)
+        del owner
+        assert not seen
+        use(memory)  # type: ignore[operator]
+        del memory
+        return seen
+
+    assert gone(lambda memory: (memory.close(), memory.close())) == ["freed"]
+    assert gone(lambda memory: None) == ["freed"]
 
 
 def test_host_views_run_backwards_too() -> None:
@@ -54,8 +69,8 @@ def test_a_failed_driver_call_says_what_was_asked(status: int, note: bool) -> No
 
 
 def test_without_a_driver_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_libcuda", lambda: None)
-    devices.driver.cache_clear()
+    monkeypatch.setattr(drivers, "libcuda", lambda: None)
+    drivers.driver.cache_clear()
     assert not device_present()
     with pytest.raises(SetupError, match=r"the CUDA driver \(libcuda\) was not found; install an NVIDIA driver"):
         CudaDevice.current()
@@ -77,7 +92,7 @@ def test_a_driver_that_fails_counts_as_present(
             out._obj.value = init[1]
             return count[0]
 
-    monkeypatch.setattr(devices, "_libcuda", Library)
+    monkeypatch.setattr(drivers, "libcuda", Library)
     assert device_present() == present
 
 

@@ -267,7 +267,7 @@ def test_memory_used_on_another_stream_is_not_lent_again(
     capsule = found["y"].__dlpack__(stream=9)
     del found, capsule
     assert address not in device.live
-    assert not any(memory.handle == address for memory in cuda._context._spare["y"])
+    assert not any(memory.handle == address for _, _, spare in cuda._context._pools for memory in spare)
 
 
 def test_bound_device_calls_launch_one_graph(cuda: Program, rng: np.random.Generator, device: FakeDevice) -> None:

@@ -1,0 +1,103 @@
+"""The CUDA driver as it is found here: whether there is one, its bindings, its errors in words, streams by handle."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+from graphdnn.errors import ExecutionError, SetupError
+
+LEGACY_STREAM = 1
+"""The legacy default stream by its explicit handle; 0 would mean another stream where the driver is told so."""
+
+PER_THREAD_STREAM = 2
+"""The per-thread default stream: one handle that means another stream in each thread."""
+
+NO_DEVICE = 100
+STUB_LIBRARY = 34
+CAPTURE_IMPLICIT = 906
+CAPTURE_ERRORS = range(900, 909)
+STICKY_ERRORS = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
+"""Errors after which a CUDA context never works again."""
+
+
+class ContextLostError(ExecutionError):
+    """The CUDA context of this process faulted and will not work again."""
+
+
+@functools.cache
+def libcuda() -> ctypes.CDLL | None:
+    """The driver's library, where the loader finds it."""
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+
+
+def device_present() -> bool:
+    """Whether a CUDA driver is here and has a device.  A driver that fails in any other way counts as present, so that
+    its error is seen instead of a silent run on the CPU."""
+    library = libcuda()
+    if library is None:
+        return False
+    status = library.cuInit(0)
+    count = ctypes.c_int(0)
+    if status == 0:
+        status = library.cuDeviceGetCount(ctypes.byref(count))
+    return count.value > 0 if status == 0 else status not in (NO_DEVICE, STUB_LIBRARY)
+
+
+@functools.cache
+def driver() -> Any:
+    """The module cuda.bindings.driver, initialised.  Raises SetupError naming the missing package or driver."""
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError as error:
+        raise SetupError(
+            f"cuda.bindings could not be imported ({error}); install the package cuda-python>=13,<14"
+        ) from None
+    if libcuda() is None:
+        raise SetupError("the CUDA driver (libcuda) was not found; install an NVIDIA driver of version 580 or newer")
+    status = bindings.cuInit(0)[0]
+    if int(status):
+        raise SetupError(f"the CUDA driver found no usable device ({status.name})")
+    return bindings
+
+
+def core() -> Any:
+    """The module cuda.core.  Raises SetupError naming the package that brings it."""
+    try:
+        import cuda.core
+    except ImportError as error:
+        raise SetupError(f"cuda.core could not be imported ({error}); install the package cuda-core>=0.6,<2") from None
+    return cuda.core
+
+
+def check(what: str, result: tuple[Any, ...]) -> Any:
+    """The value of a driver call.  Raises ExecutionError saying what was asked for and what the driver answered."""
+    status = result[0]
+    if int(status) == 0:
+        return result[1] if len(result) > 1 else None
+    note = ""
+    if int(status) in CAPTURE_ERRORS:
+        note = "; a stream is being captured, during which nothing may be compiled, allocated or waited for"
+    raise ExecutionError(f"CUDA was asked to {what} and answered {status.name}{note}")
+
+
+def stream_handle(stream: object | None) -> int:
+    """Handle of a caller's stream: None is the legacy default stream, else an int or an object with __cuda_stream__.
+
+    Raises ExecutionError for anything else.
+    """
+    if stream is None:
+        return LEGACY_STREAM
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream or LEGACY_STREAM
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is None:
+        raise ExecutionError(
+            f"stream is a {type(stream).__name__}; an int, None or an object with __cuda_stream__ is needed"
+        )
+    return int(protocol()[1]) or LEGACY_STREAM

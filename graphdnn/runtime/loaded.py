@@ -1,0 +1,80 @@
+"""A scheduled graph on a device: what all its contexts share, which is its plans and its constants, uploaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from graphdnn.engines.contract import DevicePlan
+from graphdnn.errors import CompileError, ExecutionError
+from graphdnn.ir.graph import Graph
+from graphdnn.ir.types import TensorType
+from graphdnn.runtime.arrays import empty
+from graphdnn.runtime.device import CudaDevice
+from graphdnn.runtime.driver import ContextLostError
+from graphdnn.runtime.memory import aligned
+from graphdnn.runtime.schedule import Schedule
+
+Convert = Callable[[TensorType, TensorType], DevicePlan]
+"""Builds a plan with one input and one output of equal shape and type and other strides."""
+
+
+class LoadedGraph:
+    """Plans and constants of one graph on one device."""
+
+    def __init__(self, graph: Graph, placed: Schedule, device: CudaDevice, convert: Convert | None) -> None:
+        self.graph = graph
+        self.schedule = placed
+        self.device = device
+        self.plans = [cast(DevicePlan, step.plan) for step in placed.steps]
+        self.types = {name: laid_out(graph.output_type(name)) for name in graph.outputs}
+        for name, value in graph.outputs.items():
+            if value.type.layout != self.types[name].layout:
+                raise CompileError(f"output {name} is {value.type} inside the graph, but declared {self.types[name]}")
+        self._convert = convert
+        self._conversions: dict[tuple[TensorType, TensorType], DevicePlan] = {}
+        self._upload()
+
+    def _upload(self) -> None:
+        used = {p.name for p in self.schedule.places.values() if p.space == "constant"}
+        used |= {c.source.name for c in self.schedule.copies if c.source.space == "constant"}
+        offsets: dict[str, int] = {}
+        total = 0
+        for name, value in self.graph.constants.items():
+            if name in used:
+                offsets[name] = total
+                total += aligned(value.type.span_bytes)
+        self.constants = self.device.allocate(total)
+        self.constant_addresses = {name: self.constants.handle + offset for name, offset in offsets.items()}
+        for name, address in self.constant_addresses.items():
+            value = self.graph.constants[name]
+            host = empty(laid_out(value.type))
+            np.copyto(host, self.graph.payloads[name].array())
+            self.device.write(address, host.ctypes.data, value.type.span_bytes)
+
+    def conversion(self, who: str, source: TensorType, target: TensorType) -> DevicePlan:
+        """A plan that copies one layout into another.  Raises ExecutionError where nobody builds any."""
+        key = (laid_out(source), laid_out(target))
+        plan = self._conversions.get(key)
+        if plan is None:
+            if self._convert is None:
+                raise ExecutionError(
+                    f"{who} has strides {source.layout}; {target.layout} are needed, since no engine copies"
+                )
+            plan = self._conversions[key] = self._convert(*key)
+        return plan
+
+    def lost(self, error: ContextLostError) -> ExecutionError:
+        """The same error saying whose plans were running when the device's context was lost."""
+        plans = ", ".join(f"{type(s.plan).__name__} for {s.region.pattern}" for s in self.schedule.steps)
+        return ExecutionError(
+            f"graph {self.graph.name} could not run: {error}; its plans are {plans}; to find the one at fault, save "
+            "the graph and run `graphdnn doctor --replay FILE`"
+        )
+
+
+def laid_out(type: TensorType) -> TensorType:
+    """The same type with its strides written out."""
+    return type.with_strides(type.layout)
