@@ -196,17 +196,6 @@ def test_outputs_are_not_overwritten_while_held(exe: Program, rng: np.random.Gen
         check(found, x.cpu().numpy())
 
 
-def test_dropped_outputs_are_used_again(exe: Program, rng: np.random.Generator) -> None:
-    x = torch.tensor(draw(rng), device="cuda")
-    for _ in range(3):
-        exe.run({"x": x})
-    before = free_bytes()
-    for _ in range(300):
-        exe.run({"x": x})
-    torch.cuda.synchronize()
-    assert free_bytes() == before
-
-
 class TestBound:
     def test_reads_and_overwrites(self, exe: Program, rng: np.random.Generator) -> None:
         x, y = torch.empty(SHAPE, device="cuda"), torch.full(SHAPE, torch.nan, device="cuda")
@@ -240,35 +229,6 @@ class TestBound:
             assert found["y"] is y
             check(found, x)
         assert bound.graph.counts["MEMCPY"] == 3
-
-    def test_inside_the_callers_capture(self, exe: Program, rng: np.random.Generator) -> None:
-        """Replays read and write fresh values, also when nobody holds the bound call any more (case T3)."""
-        x = torch.zeros(SHAPE, device="cuda")
-        context = exe.context()
-        bound = context.bind({"x": x})
-        found = bound()
-        outputs = {n: torch.from_dlpack(a) for n, a in found.items()}
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            stream = torch.cuda.current_stream().cuda_stream
-            with pytest.raises(ExecutionError, match="called on a stream that is being captured"):
-                context.run({"x": x}, stream)
-            x.mul_(2)
-            bound(stream=stream)
-        del bound, found
-        gc.collect()
-        for _ in range(3):
-            other = program(affine((300, 129)), exe.device)
-            other.run({"x": draw(rng, (300, 129))})
-            value = draw(rng)
-            x.copy_(torch.tensor(value))
-            for array in outputs.values():
-                array.fill_(torch.nan)
-            graph.replay()
-            torch.cuda.synchronize()
-            check(outputs, 2 * value)
-        del graph
-        context.close()
 
 
 def test_threads_with_contexts_of_their_own(exe: Program, seed: int) -> None:
@@ -324,29 +284,6 @@ def test_states_live_on_the_device(device: CudaDevice, rng: np.random.Generator)
         bound()
     np.testing.assert_array_equal(exe.state["total"].numpy(), np.full(SHAPE, 5, np.float32))
     assert not exe.context().state["total"].numpy().any()
-
-
-def test_programs_that_are_dropped_leave_nothing(device: CudaDevice, rng: np.random.Generator) -> None:
-    x = torch.tensor(draw(rng, (300, 1000)), device="cuda")
-    graph = affine((300, 1000))
-
-    def cycle() -> None:
-        exe = program(graph, device)
-        exe.run({"x": x})
-        bound = exe.bind({"x": x})
-        bound()
-        bound()
-
-    for _ in range(50):
-        cycle()
-    gc.collect()
-    device.allocate(1)
-    before = free_bytes()
-    for _ in range(300):
-        cycle()
-    gc.collect()
-    device.allocate(1)
-    assert before - free_bytes() < 2 << 20
 
 
 def test_counting_and_timing(device: CudaDevice) -> None:

@@ -1,0 +1,211 @@
+"""How long memory, plans and captured graphs live on a real device: in a caller's own graph, and over many compiles."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import graphdnn as gd
+from graphdnn.errors import ExecutionError
+from graphdnn.runtime.device import CudaDevice
+from graphdnn.runtime.program import Program
+from tests.gpu.handwritten import affine, expected, program
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = (33, 65)
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32)
+
+
+def check(found: dict, x: np.ndarray) -> None:
+    for name, array in expected(x).items():
+        np.testing.assert_allclose(found[name].cpu().numpy(), array, rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def exe(device: CudaDevice) -> Program:
+    return program(affine(), device)
+
+
+def free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0]
+
+
+def resident_bytes() -> int:
+    """Host memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def captured(bound: object) -> torch.cuda.CUDAGraph:
+    """A bound call in a graph of PyTorch's."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        bound(stream=torch.cuda.current_stream().cuda_stream)  # type: ignore[operator]
+    return graph
+
+
+def test_a_callers_capture_replays_fresh_values(exe: Program, rng: np.random.Generator) -> None:
+    """Case T3: also when nobody holds the bound call any more and other plans have run."""
+    x = torch.zeros(SHAPE, device="cuda")
+    context = exe.context()
+    bound = context.bind({"x": x})
+    found = bound()
+    outputs = {n: torch.from_dlpack(a) for n, a in found.items()}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        with pytest.raises(ExecutionError, match="called on a stream that is being captured"):
+            context.run({"x": x}, stream)
+        x.mul_(2)
+        bound(stream=stream)
+    del bound, found, context
+    gc.collect()
+    for _ in range(3):
+        other = program(affine((300, 129)), exe.device)
+        other.run({"x": draw(rng, (300, 129))})
+        value = draw(rng)
+        x.copy_(torch.tensor(value))
+        for array in outputs.values():
+            array.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        check(outputs, 2 * value)
+
+
+def test_a_callers_graph_holds_what_it_replays_and_no_longer(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = torch.tensor(draw(rng), device="cuda")
+    own = program(affine(), device)
+    bound = own.bind({"x": x})
+    outputs = {n: torch.from_dlpack(a) for n, a in bound().items()}
+    graphs = [captured(bound) for _ in range(2)]
+    alive = weakref.ref(bound)
+    del bound, own
+    for graph in graphs:
+        gc.collect()
+        device.sweep()
+        assert alive() is not None
+        for array in outputs.values():
+            array.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        check(outputs, x.cpu().numpy())
+    del graph
+    graphs.clear()
+    gc.collect()
+    deadline = time.monotonic() + 10  # the driver calls back when it likes
+    while alive() is not None and time.monotonic() < deadline:
+        torch.cuda.synchronize()
+        device.sweep()
+        gc.collect()
+        time.sleep(0.01)
+    assert alive() is None
+
+
+def test_a_process_may_end_while_a_graph_holds_something() -> None:
+    code = """
+    import torch
+    from graphdnn.runtime.device import CudaDevice
+    from tests.gpu.handwritten import affine, program
+    from tests.gpu.test_lifetimes import captured
+    x = torch.zeros((33, 65), device="cuda")
+    bound = program(affine(), CudaDevice.current()).bind({"x": x})
+    bound()
+    graph = captured(bound)
+    graph.replay()
+    print("replayed")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "replayed"), done.stderr
+
+
+@pytest.mark.alone
+def test_dropped_outputs_are_used_again(exe: Program, rng: np.random.Generator) -> None:
+    x = torch.tensor(draw(rng), device="cuda")
+    for _ in range(3):
+        exe.run({"x": x})
+    before = free_bytes()
+    for _ in range(300):
+        exe.run({"x": x})
+    torch.cuda.synchronize()
+    assert free_bytes() == before
+
+
+@pytest.mark.alone
+def test_programs_that_are_dropped_leave_nothing(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = torch.tensor(draw(rng, (300, 1000)), device="cuda")
+    graph = affine((300, 1000))
+
+    def cycle() -> None:
+        exe = program(graph, device)
+        exe.run({"x": x})
+        bound = exe.bind({"x": x})
+        bound()
+        bound()
+
+    for _ in range(50):
+        cycle()
+    gc.collect()
+    device.allocate(1)
+    before = free_bytes()
+    for _ in range(300):
+        cycle()
+    gc.collect()
+    device.allocate(1)
+    assert before - free_bytes() < 2 << 20
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_a_thousand_compiles_leave_nothing(rng: np.random.Generator) -> None:
+    """Compiled, run both ways and dropped, with a library's plan, a generated kernel, constants and a state."""
+    w = rng.standard_normal((16, 8, 3, 3)).astype(np.float16)
+    x = torch.tensor(rng.standard_normal((2, 8, 20, 20)), device="cuda", dtype=torch.float16)
+
+    def graph() -> gd.Graph:
+        g = gd.GraphBuilder("cycle")
+        value = g.relu(g.conv(g.input("x", x.shape, gd.float16), g.constant(w, name="w"), padding=1))
+        total = g.state("total", value.shape, gd.float16)
+        new = g.add(total, value)
+        return g.build({"y": g.softmax(new, axis=1)}, {"total": new})
+
+    same = graph()
+
+    def cycle() -> None:
+        exe = gd.compile(same, target="cuda")
+        exe({"x": x})
+        bound = exe.bind({"x": x})
+        bound()
+        bound()
+
+    for _ in range(50):
+        cycle()
+    torch.cuda.synchronize()
+    gc.collect()
+    device = CudaDevice.current()
+    device.allocate(1)
+    host, free = resident_bytes(), free_bytes()
+    for _ in range(1000):
+        cycle()
+    torch.cuda.synchronize()
+    gc.collect()
+    device.allocate(1)
+    grown, taken = resident_bytes() - host, free - free_bytes()
+    print(f"1000 cycles: {grown / 2**20:.1f} MiB more on the host, {taken / 2**20:.1f} MiB more on the device")
+    assert grown < 16 << 20
+    assert taken < 2 << 20
