@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,21 @@ from benchmarks.comparison import (
     plans,
     random_tensor,
     run_suite,
-    strides_of,
 )
 from benchmarks.results import Row
 from benchmarks.timing import Captured, Ceilings, Machine, Run, interleaved, measured_ceilings, medians
-from benchmarks.torch_peers import DTYPES, BertLayer, LlamaLayer, ResNet50, inductor
-from examples.models import bert, llama
-from examples.models.resnet import BuilderLayers, random_parameters, resnet50
+from benchmarks.torch_peers import (
+    DTYPES,
+    BertLayer,
+    Convolutional,
+    LlamaLayer,
+    MobileNetV3,
+    ResNet50,
+    UNet,
+    UNetBlock,
+    inductor,
+)
+from examples.models import bert, llama, mobilenet, resnet, unet
 
 CHUNK = 32
 """Images or sentences of one float64 reference call."""
@@ -56,21 +64,34 @@ class Case:
     """Heads, key heads, head dimension and causality, for choosing PyTorch's fastest attention."""
 
 
-@cache
-def resnet_parameters() -> dict[str, np.ndarray]:
-    """Float32 numbers that float16 holds, batch norms too, so that both sides compute the same function."""
-    return {k: v.astype(np.float16).astype(np.float32) for k, v in random_parameters(seed=0).items()}
+@dataclass(frozen=True)
+class ImageNetwork:
+    """A convolutional network of examples.models: how its parameters are drawn, its graph is built, and its twin."""
+
+    draw: Callable[[int], dict[str, np.ndarray]]
+    build: Callable[..., gd.Graph]
+    twin: type[Convolutional]
+    channels: int = 3
+
+    @cached_property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Float32 numbers that float16 holds, batch norms too, so that both sides compute the same function."""
+        return {k: v.astype(np.float16).astype(np.float32) for k, v in self.draw(0).items()}
+
+    def case(self, batch: int, size: int = 224) -> Case:
+        return Case(
+            (batch, self.channels, size, size),
+            gd.float16,
+            lambda: self.build(self.parameters, batch, gd.float16, size, is_channels_last=True),
+            lambda d, t: self.twin(self.parameters, d, t),
+            channels_last=True,
+        )
 
 
-def resnet_case(batch: int, size: int = 224) -> Case:
-    shape = (batch, 3, size, size)
-
-    def graph() -> gd.Graph:
-        g = gd.GraphBuilder("resnet50")
-        x = g.input("x", shape, gd.float16, strides=strides_of(shape, True))
-        return g.build({"y": resnet50(BuilderLayers(g, resnet_parameters()), x)})
-
-    return Case(shape, gd.float16, graph, lambda d, t: ResNet50(resnet_parameters(), d, t), channels_last=True)
+RESNET50 = ImageNetwork(resnet.random_parameters, resnet.build, ResNet50)
+MOBILENET_V3 = ImageNetwork(mobilenet.random_parameters, mobilenet.build, MobileNetV3)
+U_NET = ImageNetwork(unet.random_parameters, unet.build, UNet)
+U_NET_BLOCK = ImageNetwork(unet.random_block_parameters, unet.build_block, UNetBlock, unet.BLOCK_WIDTHS[0])
 
 
 def bert_case(batch: int, tokens: int, config: bert.Config = bert.LARGE) -> Case:
@@ -105,12 +126,14 @@ def llama_case(batch: int, tokens: int, config: llama.Config | None = None) -> C
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "resnet50 b1": lambda: resnet_case(1),
-    "resnet50 b32": lambda: resnet_case(32),
-    "resnet50 b256": lambda: resnet_case(256),
+    "resnet50 b1": lambda: RESNET50.case(1),
+    "resnet50 b32": lambda: RESNET50.case(32),
+    "resnet50 b256": lambda: RESNET50.case(256),
     "bert-large 1x128": lambda: bert_case(1, 128),
     "bert-large 16x512": lambda: bert_case(16, 512),
     "llama-3-8b 1x4096": lambda: llama_case(1, 4096),
+    "mobilenetv3-large b32": lambda: MOBILENET_V3.case(32),
+    "unet block 8x128x128x128": lambda: U_NET_BLOCK.case(8, 128),
 }
 
 

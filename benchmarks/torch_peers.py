@@ -15,7 +15,9 @@ import torch
 from torch.nn import functional
 
 from examples.models import bert, llama
+from examples.models.mobilenet import mobilenet_v3_large
 from examples.models.resnet import resnet50
+from examples.models.unet import u_net, u_net_block
 
 Array = npt.NDArray[Any]
 Forward = Callable[..., torch.Tensor]
@@ -48,33 +50,95 @@ class Peer(torch.nn.Module):
         return getattr(self, name.replace(".", "_"))
 
 
-class ResNet50(Peer):
-    """examples.models.resnet, channels-last; the methods are its Layers."""
+class Convolutional(Peer):
+    """A network of examples.models, channels-last; the methods are its Layers."""
 
     def __init__(self, weights: Mapping[str, Array], device: str, dtype: torch.dtype) -> None:
         super().__init__(weights, device, dtype)
         self.to(memory_format=torch.channels_last)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return resnet50(self, x)
+    def parts(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
 
-    def conv_norm(self, x: torch.Tensor, conv: str, norm: str, width: int, kernel: int, stride: int) -> torch.Tensor:
-        y = functional.conv2d(x, self.weight(f"{conv}.weight"), stride=stride, padding=kernel // 2)
-        parts = (self.weight(f"{norm}.{p}") for p in ("running_mean", "running_var", "weight", "bias"))
-        return functional.batch_norm(y, *parts)
+    def conv_norm(
+        self,
+        x: torch.Tensor,
+        conv: str,
+        norm: str,
+        width: int,
+        kernel: int,
+        stride: int,
+        groups: int = 1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        w = self.weight(f"{conv}.weight")
+        y = functional.conv2d(x, w, stride=stride, padding=kernel // 2, groups=groups)
+        mean, variance = self.weight(f"{norm}.running_mean"), self.weight(f"{norm}.running_var")
+        return functional.batch_norm(y, mean, variance, *self.parts(norm), eps=eps)
+
+    def conv(self, x: torch.Tensor, name: str, width: int) -> torch.Tensor:
+        return functional.conv2d(x, *self.parts(name))
+
+    def upsample(self, x: torch.Tensor, name: str, width: int) -> torch.Tensor:
+        return functional.conv_transpose2d(x, *self.parts(name), stride=2)
+
+    def linear(self, x: torch.Tensor, name: str, width: int) -> torch.Tensor:
+        return functional.linear(x, *self.parts(name))
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.adaptive_avg_pool2d(x, 1)
+
+    def flatten(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+    def max_pool(self, x: torch.Tensor, kernel: int, padding: int) -> torch.Tensor:
+        return functional.max_pool2d(x, kernel, 2, padding)
 
     def relu(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(x)
 
+    def hard_swish(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.hardswish(x)
+
+    def hard_sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.hardsigmoid(x)
+
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + b
 
-    def max_pool(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.max_pool2d(x, 3, 2, 1)
+    def mul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * b
 
-    def classify(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        pooled = functional.adaptive_avg_pool2d(x, 1).flatten(1)
-        return functional.linear(pooled, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"))
+    def concat(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.cat([a, b], dim=1)
+
+
+class ResNet50(Convolutional):
+    """examples.models.resnet."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return resnet50(self, x)
+
+
+class MobileNetV3(Convolutional):
+    """examples.models.mobilenet."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return mobilenet_v3_large(self, x)
+
+
+class UNet(Convolutional):
+    """examples.models.unet, whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return u_net(self, x)
+
+
+class UNetBlock(Convolutional):
+    """One level of examples.models.unet."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return u_net_block(self, x)
 
 
 class BertLayer(Peer):

@@ -16,5 +16,5 @@ print(
 
 exe = gd.compile(graph)
 image = np.random.default_rng(1).standard_normal((1, 3, 224, 224)).astype(np.float16)
-logits = exe({"x": image})["logits"]
+logits = exe({"x": image})["y"]
 print(f"computed for {exe.report.target}: class {int(logits[0].argmax())} of {logits.shape[1]}")

@@ -205,7 +205,7 @@ def test_bfloat16_arrays_become_tensors() -> None:
 
 
 def resnet_twin() -> tuple[Peer, tuple[int, ...]]:
-    return ResNet50(layers.resnet_parameters(), "cpu", torch.float32), (1, 3, 32, 32)
+    return ResNet50(layers.RESNET50.parameters, "cpu", torch.float32), (1, 3, 32, 32)
 
 
 def bert_twin() -> tuple[Peer, tuple[int, ...]]:
@@ -247,7 +247,9 @@ def test_peers_are_traced_whole_with_inductors_settings(
     [
         pytest.param(lambda: layers.bert_case(2, 5, SMALL_BERT), id="bert"),
         pytest.param(lambda: layers.llama_case(1, 7, SMALL_LLAMA), id="llama"),
-        pytest.param(lambda: layers.resnet_case(1, 32), id="resnet", marks=pytest.mark.slow),
+        pytest.param(lambda: layers.RESNET50.case(1, 32), id="resnet", marks=pytest.mark.slow),
+        pytest.param(lambda: layers.MOBILENET_V3.case(1, 32), id="mobilenet", marks=pytest.mark.slow),
+        pytest.param(lambda: layers.U_NET_BLOCK.case(1, 8), id="u_net_block", marks=pytest.mark.slow),
     ],
 )
 def test_a_layer_is_measured_on_the_cpu(case: Callable[[], layers.Case]) -> None:

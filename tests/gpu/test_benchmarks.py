@@ -22,7 +22,9 @@ LLAMA = llama.Config(hidden=512, heads=8, kv_heads=2, head_dim=64, inner=1408)
     [
         pytest.param(lambda: layers.bert_case(3, 127, BERT), id="bert"),
         pytest.param(lambda: layers.llama_case(2, 300, LLAMA), id="llama"),
-        pytest.param(lambda: layers.resnet_case(3), id="resnet"),
+        pytest.param(lambda: layers.RESNET50.case(3), id="resnet"),
+        pytest.param(lambda: layers.MOBILENET_V3.case(3), id="mobilenet"),
+        pytest.param(lambda: layers.U_NET_BLOCK.case(2, 96), id="u_net_block"),
     ],
 )
 def test_a_layer_is_measured(case) -> None:

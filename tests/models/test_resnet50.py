@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import graphdnn as gd
-from examples.models.resnet import build, random_parameters, resnet50
-from tests.models.torch_models import TorchLayers
+from benchmarks.torch_peers import ResNet50
+from examples.models.resnet import build, random_parameters
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +16,9 @@ def parameters() -> dict[str, np.ndarray]:
 
 def test_equals_pytorch_on_the_cpu(parameters, rng) -> None:
     image = rng.standard_normal((2, 3, 96, 96)).astype(np.float32)
-    found = gd.compile(build(parameters, 2, gd.float32, size=96), target="cpu")({"x": image})["logits"]
+    found = gd.compile(build(parameters, 2, gd.float32, size=96), target="cpu")({"x": image})["y"]
     with torch.inference_mode():
-        expected = resnet50(TorchLayers(parameters, dtype=torch.float64), torch.from_numpy(image).double()).numpy()
+        expected = ResNet50(parameters, "cpu", torch.float64)(torch.from_numpy(image).double()).numpy()
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -49,15 +49,6 @@ def test_nothing_is_left_over(report) -> None:
     pointwise = {"relu", "add", "bias", "mul", "sub", "cast"}
     assert not [r.pattern for r in report.regions if set(r.pattern.split("+")) <= pointwise]
     assert report.last_resort_count == 0
-
-
-def test_the_only_conversion_is_at_the_input(report) -> None:
-    """It is a pad: the three channels become four on the way to channels-last."""
-    conversions = [r for r in report.regions if r.pattern in ("convert", "pad")]
-    assert [(r.pattern, r.nodes, r.kernels) for r in conversions] == [("pad", (), 1)]
-    assert conversions[0] is report.regions[0]
-    (change,) = next(p.changes for p in report.passes if p.name == "pad")
-    assert change.startswith("conv1, bn1: x is padded with zeros from 3 to 4 channels")
 
 
 def test_batch_norms_are_listed_under_the_convs_they_fold_into(report) -> None:

@@ -1,4 +1,4 @@
-"""The same networks in PyTorch, as independent definitions."""
+"""MiniLM in PyTorch, as an independent definition."""
 
 from typing import Any
 
@@ -10,34 +10,6 @@ from torch.nn import functional
 from examples.models.bert import Config, Weights
 
 Array = npt.NDArray[Any]
-
-
-class TorchLayers:
-    """The layers of examples.models.resnet as PyTorch functions."""
-
-    def __init__(self, parameters: dict[str, Array], device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-        self.parameters = {
-            k: torch.from_numpy(np.ascontiguousarray(v)).to(device, dtype) for k, v in parameters.items()
-        }
-
-    def conv_norm(self, x: Any, conv: str, norm: str, width: int, kernel: int, stride: int) -> Any:
-        p = self.parameters
-        y = functional.conv2d(x, p[f"{conv}.weight"], stride=stride, padding=kernel // 2)
-        stats = (p[f"{norm}.{k}"] for k in ("running_mean", "running_var", "weight", "bias"))
-        return functional.batch_norm(y, *stats)
-
-    def relu(self, x: Any) -> Any:
-        return torch.relu(x)
-
-    def add(self, a: Any, b: Any) -> Any:
-        return a + b
-
-    def max_pool(self, x: Any) -> Any:
-        return functional.max_pool2d(x, 3, 2, 1)
-
-    def classify(self, x: Any, name: str) -> Any:
-        p = self.parameters
-        return functional.linear(x.mean((2, 3)), p[f"{name}.weight"], p[f"{name}.bias"])
 
 
 def minilm(weights: Weights, ids: Array, lengths: Array, config: Config) -> Array:
