@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.errors import CompileError, ExecutionError, GraphDnnError, GraphError, SetupError
+from graphdnn.errors import CompileError, ExecutionError, GraphDnnError, GraphError, SavedFileError, SetupError
 from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.evaluate import evaluate
 from graphdnn.ir.graph import Graph, Node, Value
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphdnn.ir.text import parse
     from graphdnn.report import CompileReport
     from graphdnn.runtime.arrays import DeviceArray
+    from graphdnn.saved.load import load
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ LAZY = {
     "CompileReport": "graphdnn.report",
     "DeviceArray": "graphdnn.runtime.arrays",
     "Executable": "graphdnn.executable",
+    "load": "graphdnn.saved.load",
     "parse": "graphdnn.ir.text",
 }
 """Public names that are imported when first used, and where they live."""
@@ -53,6 +55,7 @@ __all__ = [
     "GraphDnnError",
     "GraphError",
     "Node",
+    "SavedFileError",
     "SetupError",
     "Target",
     "TensorType",
@@ -67,6 +70,7 @@ __all__ = [
     "int8",
     "int32",
     "int64",
+    "load",
     "parse",
     "uint8",
 ]

@@ -11,7 +11,7 @@ from graphdnn.engines.choose import Chosen, Desk
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Support
 from graphdnn.engines.manifest import engines_for
 from graphdnn.errors import CompileError, SetupError
-from graphdnn.executable import Executable
+from graphdnn.executable import Decided, Executable, Pick
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.movement import Convert
@@ -23,7 +23,8 @@ from graphdnn.passes.fuse import Proposal, propose
 from graphdnn.passes.pipeline import PassRecord, prepare
 from graphdnn.passes.promote import promotions
 from graphdnn.passes.select import Cover, Offer, select
-from graphdnn.runtime.device import device_for, device_present
+from graphdnn.runtime.device import device_for
+from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Schedule, Step, schedule
 from graphdnn.target import Target
@@ -82,7 +83,8 @@ def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions
         chosen_options,
         made.whole,
     )
-    return Executable(graph, account(decisions), program)
+    picks = tuple(Pick(o.region, engine_of(o), made.plans.get(o.region)) for o in made.cover.picks)
+    return Executable(graph, account(decisions), program, Decided(made.prepared, picks, machine, chosen_options))
 
 
 def planned(graph: Graph, desk: Desk, device: Device | None, options: CompileOptions) -> Planned:

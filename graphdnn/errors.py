@@ -19,3 +19,7 @@ class ExecutionError(GraphDnnError):
 
 class SetupError(CompileError):
     """A driver, a library or a version is missing, and nothing else can take its work."""
+
+
+class SavedFileError(GraphDnnError):
+    """A file that graphdnn wrote (a saved executable, a lock file, a report) is damaged, of another format, or none."""

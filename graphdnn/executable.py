@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from graphdnn.config import CompileOptions
+from graphdnn.engines.choose import Chosen
 from graphdnn.errors import ExecutionError
 from graphdnn.explain import explain
 from graphdnn.ir.graph import Graph
+from graphdnn.ir.region import Region
 from graphdnn.report import CompileReport
 from graphdnn.runtime.program import Program
+from graphdnn.target import Target
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One region of the cover and the engine that runs it, with its plan where the device is here."""
+
+    region: Region
+    engine: str
+    chosen: Chosen | None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a compilation decided, as files keep it: the graph after all passes, and its cover in the cover's order."""
+
+    prepared: Graph
+    picks: tuple[Pick, ...]
+    target: Target
+    options: CompileOptions
 
 
 class Executable:
     """A compiled graph.  Call it with arrays by input name; `explain()` and `report` say what was decided and why."""
 
-    def __init__(self, graph: Graph, report: CompileReport, program: Program | None) -> None:
+    def __init__(self, graph: Graph, report: CompileReport, program: Program | None, decided: Decided) -> None:
         self.graph = graph
         self.report = report
         self._program = program
+        self._decided = decided
 
     def __call__(self, inputs: Mapping[str, Any], *, stream: object = None) -> dict[str, Any]:
         """Outputs by name, on `stream` (an int or an object with `__cuda_stream__`; the legacy default stream if None).
@@ -36,7 +62,7 @@ class Executable:
 
     def context(self) -> Executable:
         """The same plans with scratch memory and states of their own, for another thread or stream."""
-        return Executable(self.graph, self.report, self._present().context())
+        return Executable(self.graph, self.report, self._present().context(), self._decided)
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -46,6 +72,17 @@ class Executable:
     def explain(self) -> str:
         """The report as text: what fused, what did not, why not, and what change would make it fuse."""
         return explain(self.report)
+
+    def save(self, path: str | Path) -> None:
+        """Writes graph, weights, plans and report into one file that `graphdnn.load` runs without compiling again.
+
+        Current values of states are not in it.  Raises ExecutionError for a device that was only described: there are
+        no plans to save.
+        """
+        from graphdnn.saved.save import save
+
+        self._present()
+        save(self.graph, self.report, self._decided, Path(path))
 
     def _present(self) -> Program:
         if self._program is None:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
 }
 """What each lower part may import of graphdnn; the files above them may import all of these."""
 
-TOP = {"config", "report", "explain", "account", "doctor", "executable", "compiler", "cli", "__init__"}
+TOP = {"config", "report", "explain", "account", "doctor", "executable", "compiler", "saved", "cli", "__init__"}
 
 ONLY_IN = {
     "cudnn": ("graphdnn/engines/cudnn/",),
@@ -33,7 +33,7 @@ ONLY_IN = {
     "scipy": ("graphdnn/ir/ops/pointwise.py",),
     "ml_dtypes": ("graphdnn/ir/types.py",),
     "networkx": ("graphdnn/passes/layout",),
-    "pydantic": ("graphdnn/config.py", "graphdnn/report.py", "graphdnn/ir/document"),
+    "pydantic": ("graphdnn/config.py", "graphdnn/report.py", "graphdnn/ir/document", "graphdnn/saved/"),
     "rich": ("graphdnn/explain.py", "graphdnn/cli.py"),
 }
 """Libraries that a few files only may import."""

@@ -1,0 +1,132 @@
+"""The container: magic, version and a digest, a JSON header of sections, then the sections one behind the other.
+
+There is no padding and no section has an offset of its own: what stands where follows from the sizes, so that sections
+cannot overlap or leave a gap, and every byte of the file is under the header's digest or a section's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import numpy as np
+from pydantic import Field
+
+from graphdnn.errors import SavedFileError
+from graphdnn.ir.tensorfile import atomic
+from graphdnn.ir.types import Array
+from graphdnn.saved.records import Strict, read_record
+
+MAGIC = b"\x89gdnn\r\n\x1a"
+"""No text starts so, and a transfer that converts line ends breaks it."""
+
+VERSION = 1
+START = struct.Struct("<8sIQ")
+"""Magic, version, bytes of the header.  SHA-256 over these and the header follows, then the header."""
+
+DIGEST = 32
+LARGEST_HEADER = 1 << 26
+MOST_SECTIONS = 1 << 18
+THREADS = 8
+
+Bytes = bytes | memoryview
+"""A section's content."""
+
+
+class SectionModel(Strict):
+    """One section: its name, its bytes and their SHA-256."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9.]{1,80}$")]
+    size: Annotated[int, Field(ge=0, lt=1 << 62)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class HeaderModel(Strict):
+    """The sections in the order in which they stand in the file."""
+
+    sections: Annotated[list[SectionModel], Field(max_length=MOST_SECTIONS)]
+
+
+def write(path: Path, sections: Mapping[str, Bytes]) -> None:
+    """Writes the sections in their order.  The file appears whole."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = list(pool.map(digest, sections.values()))
+    header = HeaderModel(
+        sections=[
+            SectionModel(name=name, size=len(content), sha256=found)
+            for (name, content), found in zip(sections.items(), digests, strict=True)
+        ]
+    )
+    text = header.model_dump_json().encode()
+    start = START.pack(MAGIC, VERSION, len(text))
+    with atomic(path) as file:
+        file.write(start + hashlib.sha256(start + text).digest() + text)
+        for content in sections.values():
+            file.write(content)
+
+
+def read(path: Path) -> dict[str, Array]:
+    """Every section by name, as read-only arrays of bytes, all of them checked.
+
+    Nothing is allocated before the file's own size has confirmed it.  Raises SavedFileError saying what is wrong with
+    the file, OSError where it cannot be opened.
+    """
+    who = path.name
+    if path.exists() and not path.is_file():
+        raise SavedFileError(f"{who}: it is no regular file; a saved executable is needed")
+    with open(path, "rb") as file, ThreadPoolExecutor(THREADS) as pool:
+        available = os.fstat(file.fileno()).st_size
+        header, start = read_header(who, file, available)
+        check_sizes(who, header, available - start)
+        found: dict[str, Array] = {}
+        checks = []
+        for section in header.sections:
+            content = np.empty(section.size, np.uint8)
+            if file.readinto(content.data) != section.size:
+                raise SavedFileError(f"{who}: it ended within section {section.name} while it was read")
+            content.flags.writeable = False
+            found[section.name] = content
+            checks.append(pool.submit(digest, content.data))
+        for section, check in zip(header.sections, checks, strict=True):
+            if check.result() != section.sha256:
+                raise SavedFileError(f"{who}: section {section.name} is damaged: its checksum does not match")
+    return found
+
+
+def digest(content: Bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_header(who: str, file: BinaryIO, available: int) -> tuple[HeaderModel, int]:
+    """The header and where the sections start."""
+    start = file.read(START.size)
+    checksum = file.read(DIGEST)
+    if len(checksum) < DIGEST or not start.startswith(MAGIC):
+        raise SavedFileError(f"{who}: it does not begin as a saved executable does; it is damaged or another file")
+    _, version, length = START.unpack(start)
+    if version != VERSION:
+        raise SavedFileError(f"{who}: its format has version {version}; this graphdnn reads version {VERSION}")
+    left = available - START.size - DIGEST
+    if length > min(left, LARGEST_HEADER):
+        raise SavedFileError(f"{who}: its header is said to take {length} bytes, but {left} follow; it is damaged")
+    text = file.read(length)
+    if hashlib.sha256(start + text).digest() != checksum:
+        raise SavedFileError(f"{who}: its header is damaged: the checksum does not match")
+    return read_record(f"{who}: header", text, HeaderModel), available - left + length
+
+
+def check_sizes(who: str, header: HeaderModel, available: int) -> None:
+    """Raises SavedFileError unless the sections have names of their own and fill the file."""
+    names: set[str] = set()
+    for section in header.sections:
+        if section.name in names:
+            raise SavedFileError(f"{who}: two sections are named {section.name}")
+        names.add(section.name)
+    needed = sum(section.size for section in header.sections)
+    if needed != available:
+        raise SavedFileError(f"{who}: its sections take {needed} bytes, but {available} follow the header")

@@ -1,0 +1,230 @@
+"""Reading an executable: on an equal machine its plans are restored, elsewhere its graph is compiled anew.
+
+Nothing in the file says where memory lies: order and arena are worked out from the graph and the plans, as at
+compile time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from pydantic import ValidationError
+
+from graphdnn.answer import Code, Decline
+from graphdnn.compiler import compile, conversion, resolve
+from graphdnn.config import CompileOptions
+from graphdnn.engines.choose import Chosen, Desk, as_built, excluded_by, trial
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
+from graphdnn.engines.manifest import engines_for
+from graphdnn.errors import CompileError, SavedFileError
+from graphdnn.executable import Decided, Executable, Pick
+from graphdnn.ir.graph import Graph
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import Array
+from graphdnn.ir.views import is_free
+from graphdnn.report import CompileReport
+from graphdnn.runtime.driver import device_present
+from graphdnn.runtime.program import Program
+from graphdnn.runtime.schedule import Step, schedule
+from graphdnn.saved import container
+from graphdnn.saved.manifest import ManifestModel, difference, environment
+from graphdnn.saved.records import read_record
+from graphdnn.saved.weights import graph_of
+from graphdnn.target import Target
+
+THREADS = 8
+
+
+def load(path: str | Path, target: str | Target | None = None, *, rebuild: bool = True) -> Executable:
+    """The executable that `Executable.save` wrote, with states at zero.
+
+    `target` is as for `compile`; without it the kind of device that the file was saved on, where there is one.  Where
+    device or versions differ, or a plan cannot be restored, the graph is compiled anew with its options and a
+    RuntimeWarning says why; with rebuild=False that raises.  Raises SavedFileError for a file that is damaged or is no
+    saved executable.
+    """
+    file = File(Path(path).name, container.read(Path(path)))
+    options = file.options
+    machine, device = resolve(file.wanted if target is None else target, options)
+    why = difference(file.manifest.environment, environment(machine)) if device else f"{machine} is not here"
+    if device is not None and not why:
+        restored = restore(file, machine, device, options)
+        if isinstance(restored, Executable):
+            return restored
+        why = str(restored)
+    if not rebuild:
+        raise SavedFileError(f"{file.who}: {why}; with rebuild=True it is compiled anew from its graph")
+    warnings.warn(f"{file.who}: {why}; it is compiled anew from its graph", RuntimeWarning, stacklevel=2)
+    return compile(file.graph, machine, options)
+
+
+@dataclass(frozen=True)
+class File:
+    """The sections of one file, each understood when it is asked for."""
+
+    who: str
+    sections: Mapping[str, Array]
+
+    def section(self, name: str) -> bytes:
+        if name not in self.sections:
+            raise SavedFileError(f"{self.who}: section {name} is missing")
+        return self.sections[name].tobytes()
+
+    @cached_property
+    def manifest(self) -> ManifestModel:
+        return read_record(f"{self.who}: manifest", self.section("manifest"), ManifestModel)
+
+    @cached_property
+    def options(self) -> CompileOptions:
+        """The options it was compiled with; where to cache is the reader's own affair."""
+        if "cache_dir" in self.manifest.options:
+            raise SavedFileError(f"{self.who}: manifest: options.cache_dir stands there; a file names no folders")
+        try:
+            return CompileOptions(**self.manifest.options)
+        except CompileError as error:
+            raise SavedFileError(f"{self.who}: manifest: {error}") from None
+
+    @property
+    def wanted(self) -> str:
+        """The target for a reader who names none."""
+        return "cuda" if self.manifest.kind == "cuda" and device_present() else "cpu"
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The user's graph."""
+        return graph_of(f"{self.who}: graph", self.section("graph"), self.sections)
+
+    @cached_property
+    def prepared(self) -> Graph:
+        """The graph as the passes left it, with all its constants."""
+        graph = graph_of(f"{self.who}: prepared", self.section("prepared"), self.sections)
+        for name, payload in graph.payloads.items():
+            if not payload.has_data:
+                raise SavedFileError(f"{self.who}: prepared: constant {name} has no section")
+        return graph
+
+    @cached_property
+    def report(self) -> CompileReport:
+        try:
+            return CompileReport.model_validate_json(self.section("report"))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise SavedFileError(f"{self.who}: report: {where}: {first['msg']}") from None
+
+    def read_rest(self) -> None:
+        """Reads the user's graph, which must be called as the prepared one is, and the report."""
+        for what in ("inputs", "states", "outputs"):
+            if interface(self.prepared, what) != interface(self.graph, what):
+                raise SavedFileError(f"{self.who}: prepared: its {what} are not those of the graph")
+        _ = self.report
+
+    def regions(self) -> list[Region]:
+        """The cover.  Raises SavedFileError unless each computing node is in exactly one region."""
+        by_name = {node.name: node for node in self.prepared.nodes}
+        missing = {node.name for node in self.prepared.nodes if not is_free(node)}
+        regions = []
+        for number, step in enumerate(self.manifest.steps):
+            for name in step.nodes:
+                if name not in missing:
+                    raise SavedFileError(
+                        f"{self.who}: manifest: steps.{number} holds {name[:60]!r}, which is no node left to compute"
+                    )
+                missing.remove(name)
+            regions.append(Region.of(self.prepared, [by_name[name] for name in step.nodes]))
+        if missing:
+            raise SavedFileError(f"{self.who}: manifest: no step computes {min(missing)}")
+        return regions
+
+
+def interface(graph: Graph, what: str) -> dict[str, tuple[object, ...]]:
+    """Names and types as a caller sees them."""
+    types = {n: graph.output_type(n) if what == "outputs" else v.type for n, v in getattr(graph, what).items()}
+    return {name: (type.shape, type.dtype, type.layout) for name, type in types.items()}
+
+
+def restore(file: File, machine: Target, device: Device, options: CompileOptions) -> Executable | Decline:
+    """The executable with the plans of the file, or why one of them cannot be restored here."""
+    engines = engines_for(machine.kind, options.disabled_engines)
+    desk = Desk(engines, machine, options.policy())
+    regions, numbers = file.regions(), [step.plan for step in file.manifest.steps]
+    plans = restored_plans(file, first_regions(file, regions, numbers), desk, device)
+    if isinstance(plans, Decline):
+        return plans
+    picks = [Pick(region, plans[i].engine, plans[i]) for region, i in zip(regions, numbers, strict=True)]
+    steps = [Step(r, plans[i].plan, plans[i].candidate.workspace_bytes) for r, i in zip(regions, numbers, strict=True)]
+    try:
+        placed = schedule(file.prepared, steps)
+    except CompileError as error:
+        raise SavedFileError(f"{file.who}: {error}") from None
+    program = Program(file.prepared, placed, device, lambda source, to: conversion(desk, device, source, to))
+    return Executable(file.graph, file.report, program, Decided(file.prepared, tuple(picks), machine, options))
+
+
+def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
+    """For each plan of the manifest a region that it runs.  Raises SavedFileError where two such are not alike."""
+    found: dict[int, Region] = {}
+    for region, number in zip(regions, numbers, strict=True):
+        if found.setdefault(number, region).key != region.key:
+            raise SavedFileError(f"{file.who}: manifest: plan {number} is said to run two regions that are not alike")
+    if sorted(found) != list(range(len(file.manifest.plans))):
+        raise SavedFileError(
+            f"{file.who}: manifest: the steps use plans {sorted(found)[:8]}; there are {len(file.manifest.plans)}"
+        )
+    return [found[number] for number in range(len(found))]
+
+
+def restored_plans(file: File, regions: Sequence[Region], desk: Desk, device: Device) -> list[Chosen] | Decline:
+    """The plans in the manifest's order, each run once on scratch memory, or why one of them does not come back."""
+    engines = {engine.name: engine for engine in desk.engines}
+    candidates = [
+        Candidate(m.engine, region, m.name, m.workspace_bytes, m.precision, m.deterministic, tuple(m.notes))
+        for m, region in zip(file.manifest.plans, regions, strict=True)
+    ]
+    contents = [file.section(f"plan.{number}") for number in range(len(candidates))]
+
+    def again(candidate: Candidate, content: bytes) -> DevicePlan | HostPlan | Decline:
+        engine = engines.get(candidate.engine)
+        if engine is None:
+            return Decline(Code.SETUP, f"there is no engine {candidate.engine!r} here")
+        with current(device):
+            return engine.restore(candidate, content, device)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        plans = pool.map(again, candidates, contents)
+        file.read_rest()  # while the libraries load the plans
+    found = []
+    for candidate, plan, model in zip(candidates, plans, file.manifest.plans, strict=True):
+        chosen = tried(candidate, plan, model.kernels, desk, device)
+        if isinstance(chosen, Decline):
+            return replace(chosen, reason=f"plan {candidate.name!r} of {candidate.engine} was not restored ({chosen})")
+        found.append(chosen)
+    return found
+
+
+def tried(
+    candidate: Candidate, plan: DevicePlan | HostPlan | Decline, kernels: int, desk: Desk, device: Device
+) -> Chosen | Decline:
+    """A restored plan that ran once, so that nothing of it is loaded later inside a capture."""
+    if isinstance(plan, Decline):
+        return plan
+    actual = candidate if isinstance(plan, HostPlan) else as_built(candidate, plan)
+    excluded = excluded_by(actual, desk.policy)
+    if excluded:
+        return Decline(Code.BUILD, excluded)
+    launched = trial(plan, actual, device)
+    if isinstance(launched, Decline):
+        return launched
+    return Chosen(candidate.engine, actual, plan, kernels, ())
+
+
+def current(device: Device) -> AbstractContextManager[object]:
+    """What makes a device current in this thread."""
+    return cast("AbstractContextManager[object]", device) if hasattr(device, "__enter__") else nullcontext()

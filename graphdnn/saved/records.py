@@ -1,0 +1,54 @@
+"""JSON that graphdnn wrote, read as if anybody had: strict types, no name twice, bounded length, one error sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from graphdnn.errors import SavedFileError
+from graphdnn.ir.tensorfile import distinct
+
+LONGEST = 1 << 28
+"""Bytes of one JSON text; the report of a model of ten thousand nodes has a tenth of that."""
+
+SHOWN = 60
+"""Characters of a wrong entry that an error repeats."""
+
+
+class Strict(BaseModel):
+    """Base of what stands in our files: nothing is converted, nothing unknown is let through."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_record(who: str, content: bytes, model: type[M]) -> M:
+    """The record of one JSON text.  Raises SavedFileError naming `who` and the first field that is wrong."""
+    try:
+        return model.model_validate(read_json(who, content))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:SHOWN] or "the whole"
+        raise SavedFileError(f"{who}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+    except RecursionError:
+        raise SavedFileError(f"{who}: it is nested too deeply") from None
+
+
+def read_json(who: str, content: bytes) -> Any:
+    """What a JSON text says.  Raises SavedFileError for bytes that are no such text, or too many."""
+    if len(content) > LONGEST:
+        raise SavedFileError(f"{who}: it has {len(content)} bytes of JSON; at most {LONGEST} are read")
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=distinct, parse_constant=no_number)
+    except RecursionError:
+        raise SavedFileError(f"{who}: it is nested too deeply") from None
+    except ValueError as error:
+        raise SavedFileError(f"{who}: it is no JSON ({str(error)[:SHOWN]})") from None
+
+
+def no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")

@@ -1,0 +1,64 @@
+"""Writing an executable: the user's graph and the prepared one, their constants once, the plans, the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from graphdnn.engines.manifest import load_engine
+from graphdnn.executable import Decided
+from graphdnn.ir.graph import Graph
+from graphdnn.report import CompileReport
+from graphdnn.saved import container
+from graphdnn.saved.container import Bytes
+from graphdnn.saved.manifest import ManifestModel, PlanModel, StepModel, environment
+from graphdnn.saved.weights import document
+
+
+def save(graph: Graph, report: CompileReport, decided: Decided, path: Path) -> None:
+    """Writes the file in one step.  Every pick has its plan."""
+    constants: dict[str, Bytes] = {}
+    documents = {"graph": document(graph, constants), "prepared": document(decided.prepared, constants)}
+    manifest, plans = described(decided)
+    written: dict[str, Bytes] = {
+        "manifest": manifest.model_dump_json().encode(),
+        "report": report.model_dump_json().encode(),
+        **documents,
+        **{f"plan.{i}": content for i, content in enumerate(plans)},
+        **constants,
+    }
+    container.write(path, written)
+
+
+def described(decided: Decided) -> tuple[ManifestModel, list[bytes]]:
+    """The manifest, and for each of its plans what its engine saves; equal regions share one plan."""
+    places: dict[int, int] = {}
+    models: list[PlanModel] = []
+    contents: list[bytes] = []
+    steps: list[StepModel] = []
+    for pick in decided.picks:
+        chosen = pick.chosen
+        assert chosen is not None
+        place = places.setdefault(id(chosen.plan), len(models))
+        if place == len(models):
+            candidate = chosen.candidate
+            contents.append(load_engine(pick.engine).save(candidate, chosen.plan))
+            models.append(
+                PlanModel(
+                    engine=pick.engine,
+                    name=candidate.name,
+                    workspace_bytes=candidate.workspace_bytes,
+                    precision=candidate.precision,
+                    deterministic=candidate.deterministic,
+                    notes=list(candidate.notes),
+                    kernels=chosen.kernels,
+                )
+            )
+        steps.append(StepModel(nodes=[n.name for n in pick.region.nodes], plan=place))
+    manifest = ManifestModel(
+        kind=decided.target.kind,
+        environment=environment(decided.target),
+        options=decided.options.model_dump(mode="json", exclude={"cache_dir"}),
+        plans=models,
+        steps=steps,
+    )
+    return manifest, contents
