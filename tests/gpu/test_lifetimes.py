@@ -180,7 +180,7 @@ def test_a_thousand_compiles_leave_nothing(rng: np.random.Generator) -> None:
     def graph() -> gd.Graph:
         g = gd.GraphBuilder("cycle")
         value = g.relu(g.conv(g.input("x", x.shape, gd.float16), g.constant(w, name="w"), padding=1))
-        total = g.state("total", value.shape, gd.float16)
+        total = g.state("total", value.type.shape, gd.float16)
         new = g.add(total, value)
         return g.build({"y": g.softmax(new, axis=1)}, {"total": new})
 
