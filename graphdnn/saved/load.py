@@ -138,7 +138,10 @@ class File:
                         f"{self.who}: manifest: steps.{number} holds {name[:60]!r}, which is no node left to compute"
                     )
                 missing.remove(name)
-            regions.append(Region.of(self.prepared, [by_name[name] for name in step.nodes]))
+            region = Region.of(self.prepared, [by_name[name] for name in step.nodes])
+            if not region.is_convex:
+                raise SavedFileError(f"{self.who}: manifest: steps.{number} would wait for its own result")
+            regions.append(region)
         if missing:
             raise SavedFileError(f"{self.who}: manifest: no step computes {min(missing)}")
         return regions
