@@ -29,7 +29,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a compilation decided, as files keep it: the graph after all passes, and its cover in the cover's order."""
+    """What a compilation decided, as files keep it: the graph after all passes, and its regions in the report's order."""
 
     prepared: Graph
     picks: tuple[Pick, ...]

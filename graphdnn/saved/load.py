@@ -161,14 +161,15 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
     plans = restored_plans(file, first_regions(file, regions, numbers), desk, device)
     if isinstance(plans, Decline):
         return plans
-    picks = [Pick(region, plans[i].engine, plans[i]) for region, i in zip(regions, numbers, strict=True)]
-    steps = [Step(r, plans[i].plan, plans[i].candidate.workspace_bytes) for r, i in zip(regions, numbers, strict=True)]
+    chosen = {region: plans[number] for region, number in zip(regions, numbers, strict=True)}
+    steps = [Step(region, one.plan, one.candidate.workspace_bytes) for region, one in chosen.items()]
     try:
         placed = schedule(file.prepared, steps)
     except CompileError as error:
         raise SavedFileError(f"{file.who}: {error}") from None
     program = Program(file.prepared, placed, device, lambda source, to: conversion(desk, device, source, to))
-    return Executable(file.graph, file.report, program, Decided(file.prepared, tuple(picks), machine, options))
+    picks = tuple(Pick(s.region, chosen[s.region].engine, chosen[s.region]) for s in placed.steps)
+    return Executable(file.graph, file.report, program, Decided(file.prepared, picks, machine, options))
 
 
 def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:

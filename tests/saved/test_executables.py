@@ -76,6 +76,7 @@ def test_the_same_bits_and_report_without_compiling(exe: gd.Executable, path: Pa
     for _ in range(2):  # the state moves on
         assert same(again(x), exe(x))
     assert again.graph.to_json() == exe.graph.to_json()
+    assert again._present().schedule.arena_bytes == exe.report.arena_bytes
 
 
 def test_states_start_at_zero_and_contexts_and_bound_calls_work(
@@ -114,8 +115,9 @@ def test_random_graphs_come_back(number: int, seed: int, path: Path) -> None:
         for name, array in states.items():
             executable.state[name] = array
     assert same(again(inputs), made(inputs))
-    keys = [[p.region.key for p in e._decided.picks] for e in (made, again)]
+    keys = [[(p.region.key, p.region.origins) for p in e._decided.picks] for e in (made, again)]
     assert keys[0] == keys[1]
+    assert [r.nodes for r in again.report.regions] == [p.region.origins for p in again._decided.picks]
 
 
 def test_weights_that_two_graphs_hold_stand_in_the_file_once(path: Path) -> None:
