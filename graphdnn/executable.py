@@ -29,7 +29,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a compilation decided, as files keep it: the graph after all passes, and its regions in the report's order."""
+    """What a compilation decided, as files keep it: the graph after all passes, regions in the report's order."""
 
     prepared: Graph
     picks: tuple[Pick, ...]
