@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from graphdnn.report import CompileReport
     from graphdnn.runtime.arrays import DeviceArray
     from graphdnn.saved.load import load
+    from graphdnn.specialize.jitted import jit
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ LAZY = {
     "CompileReport": "graphdnn.report",
     "DeviceArray": "graphdnn.runtime.arrays",
     "Executable": "graphdnn.executable",
+    "jit": "graphdnn.specialize.jitted",
     "load": "graphdnn.saved.load",
     "parse": "graphdnn.ir.text",
 }
@@ -70,6 +72,7 @@ __all__ = [
     "int8",
     "int32",
     "int64",
+    "jit",
     "load",
     "parse",
     "uint8",

@@ -25,7 +25,19 @@ MAY_IMPORT = {
 }
 """What each lower part may import of graphdnn; the files above them may import all of these."""
 
-TOP = {"config", "report", "explain", "account", "doctor", "executable", "compiler", "saved", "cli", "__init__"}
+TOP = {
+    "config",
+    "report",
+    "explain",
+    "account",
+    "doctor",
+    "executable",
+    "compiler",
+    "saved",
+    "specialize",
+    "cli",
+    "__init__",
+}
 
 ONLY_IN = {
     "cudnn": ("graphdnn/engines/cudnn/",),

@@ -1,0 +1,371 @@
+"""`jit`: a function of a graph builder that is called with arrays and compiled once for each signature of theirs."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from graphdnn import compiler
+from graphdnn.config import CompileOptions
+from graphdnn.errors import CompileError, ExecutionError, GraphError
+from graphdnn.executable import Executable
+from graphdnn.ir.graph import Graph
+from graphdnn.ir.types import TensorType
+from graphdnn.specialize.buckets import Buckets, checked_buckets, is_whole, lengthened, shortened
+from graphdnn.specialize.cache import MakeOnce
+from graphdnn.specialize.parameters import Function
+from graphdnn.specialize.proof import prove
+from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_lengths, length_types
+from graphdnn.specialize.signature import Signature, form_of, spelled, type_of
+from graphdnn.specialize.tuning import BACKGROUND
+from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
+from graphdnn.target import Target
+
+ROUTES_PER_ENTRY = 16
+"""Exact shapes that are remembered for each build kept."""
+
+SIGNATURES_KEPT = 64
+"""Signatures of the last builds that a warning looks at."""
+
+
+class TuningWarning(UserWarning):
+    """A tuned build failed in the background; calls go on with the one that was there."""
+
+
+@dataclass(frozen=True)
+class JitStats:
+    """What a jitted function has done: builds that calls waited for and their seconds, calls that found theirs, builds
+    dropped to keep the bound, tuned builds swapped in, and tuned builds that failed."""
+
+    builds: int
+    hits: int
+    evictions: int
+    build_seconds: float
+    tuned: int
+    tuning_failures: int
+
+
+def jit(
+    fn: Callable[..., Any],
+    *,
+    target: str | Target = "auto",
+    options: CompileOptions | None = None,
+    max_entries: int = 16,
+    buckets: Buckets | None = None,
+    lengths: Lengths | None = None,
+    on_new_shape: Literal["compile", "heuristic_then_tune"] = "compile",
+    tuned_options: CompileOptions | None = None,
+    warn_after: int = 8,
+) -> Jitted:
+    """A callable that compiles `fn` for each signature (types, shapes, layouts) of the arrays it is called with.
+
+    `fn(g, x, ...)` gets a GraphBuilder and a value for each input, bound by the parameter's name, and returns outputs
+    by name, or what `g.build` gives; parameters with defaults may be left out of a call.  It is called for each
+    signature, and once more for each exact shape that is padded, so it must give the same graph for the same shapes.
+
+    max_entries: builds kept, the least recently used dropped; each holds a copy of the constants, so give weights that
+        many shapes share as inputs.
+    buckets: {"x": {0: "pow2", 1: (128, 512), 2: 64}} pads axes of x with zeros up to a power of two, a size of the list
+        or a multiple, and cuts the outputs back.  A graph in which that would change a result is refused.
+    lengths: {"n": ("x", 1)} fills the parameter n with int32 lengths, one for each entry of axis 0 of x: the exact
+        extent of axis 1, for `kv_lengths` of an attention, or for a mask before a sum.
+    on_new_shape: "heuristic_then_tune" serves a new signature without timing anything and swaps in a tuned build later,
+        between calls; `tuned_options` are those of that build, `options` with selection="autotune" by default.
+    warn_after: builds after which a warning names what varies, and again each time there are twice as many.
+
+    Raises CompileError for a function or an option that cannot be.
+    """
+    if not is_whole(max_entries) or max_entries < 1:
+        raise CompileError(f"jit: max_entries is {max_entries!r}; a number of at least 1 is needed")
+    if not is_whole(warn_after) or warn_after < 1:
+        raise CompileError(f"jit: warn_after is {warn_after!r}; a number of at least 1 is needed")
+    for what, given in (("options", options), ("tuned_options", tuned_options)):
+        if not isinstance(given, CompileOptions | None):
+            raise CompileError(f"jit: {what} is a {type(given).__name__}; a gd.CompileOptions is needed")
+    first, later = options or CompileOptions(), tuned_options
+    selection: str = first.selection
+    mode: object = on_new_shape
+    if mode not in ("compile", "heuristic_then_tune"):
+        raise CompileError(f'jit: on_new_shape is {on_new_shape!r}; "compile" or "heuristic_then_tune" is needed')
+    if mode == "heuristic_then_tune":
+        later = tuned_options or (selecting(first, "autotune") if selection == "heuristic" else first)
+        first = selecting(first, "heuristic")
+    elif tuned_options is not None:
+        raise CompileError('jit: tuned_options are given; on_new_shape="heuristic_then_tune" is needed to use them')
+    function = Function.of(fn)
+    filled = checked_lengths(function.name, lengths or {}, function.parameters)
+    names = tuple(name for name in function.parameters if name not in filled)
+    rules = checked_buckets(function.name, buckets or {}, names)
+    return Jitted(function, names, rules, filled, target, first, later, max_entries, warn_after)
+
+
+def selecting(options: CompileOptions, selection: str) -> CompileOptions:
+    """The options with another way to choose plans.  Raises CompileError where there is no such way."""
+    return CompileOptions(**{**options.model_dump(), "selection": selection})
+
+
+class Jitted:
+    """A function compiled for each signature it is called with; see `jit`.
+
+    Threads may call it at the same time: a signature is built once, others go on meanwhile, and calls of one signature
+    take turns.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        names: tuple[str, ...],
+        buckets: Buckets,
+        lengths: Lengths,
+        target: str | Target,
+        options: CompileOptions,
+        tuned_options: CompileOptions | None,
+        max_entries: int,
+        warn_after: int,
+    ) -> None:
+        self._function = function
+        self._names = names
+        self._optional = function.optional.intersection(names)
+        self._buckets = buckets
+        self._lengths = lengths
+        self._is_direct = not buckets and not lengths
+        self._target = target
+        self._options = options
+        self._tuned_options = tuned_options
+        self._builds: MakeOnce[Signature, Build] = MakeOnce(max_entries)
+        self._routes: MakeOnce[Signature, tuple[Signature, Route]] = MakeOnce(max_entries * ROUTES_PER_ENTRY)
+        self._lock = threading.Condition()
+        self._build_count = 0
+        self._build_seconds = 0.0
+        self._tuned = 0
+        self._tuning_failures = 0
+        self._tuning = 0
+        self._signatures: deque[Signature] = deque(maxlen=SIGNATURES_KEPT)
+        self._warn_at = warn_after
+        self._messages: deque[UserWarning] = deque()
+
+    def __call__(self, inputs: Mapping[str, Any], *, stream: object = None) -> dict[str, Any]:
+        """Outputs by name, as an Executable gives them; the first call of a signature builds.
+
+        Raises ExecutionError naming an input that is missing, extra or no array, CompileError where padding would
+        change a result, and whatever the function raises.
+        """
+        signature = self._signature(inputs)
+        if self._is_direct:
+            build = self._builds.find(signature) or self._built(signature, lambda: self._made(signature))
+            if self._messages:
+                self._speak()
+            return build.executable(inputs, stream=stream)
+        build, route = self._routed(signature)
+        if self._messages:
+            self._speak()
+        return route.cut(build.executable(route.feed(inputs, stream), stream=stream))
+
+    def stats(self) -> JitStats:
+        """The counters as they are now."""
+        with self._lock:
+            return JitStats(
+                self._build_count,
+                self._builds.hits,
+                self._builds.evictions,
+                self._build_seconds,
+                self._tuned,
+                self._tuning_failures,
+            )
+
+    @property
+    def executables(self) -> dict[str, Executable]:
+        """The executables kept, by their signature in words, least recently used first: for their reports."""
+        return {spelled(self._names, signature): build.executable for signature, build in self._builds.items()}
+
+    def wait_for_tuning(self, timeout: float | None = None) -> bool:
+        """Waits until no tuned build is due, at most `timeout` seconds; whether that is so."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._tuning == 0, timeout)
+
+    def _signature(self, inputs: Mapping[str, Any]) -> Signature:
+        names, optional = self._names, self._optional
+        try:
+            if optional:
+                forms = [None if n in optional and n not in inputs else form_of(inputs[n]) for n in names]
+                given = len(forms) - forms.count(None)
+            else:
+                forms = [form_of(inputs[n]) for n in names]
+                given = len(forms)
+            if len(inputs) == given:
+                return tuple(forms)
+        except Exception as error:
+            raise self._wrong(inputs, error) from None
+        raise self._wrong(inputs, None)
+
+    def _wrong(self, inputs: Any, error: Exception | None) -> ExecutionError:
+        """The sentence for inputs that have no signature."""
+        who = self._function.name
+        if not isinstance(inputs, Mapping):
+            return ExecutionError(
+                f"inputs of {who} are a {type(inputs).__name__}; a mapping from name to array is needed"
+            )
+        for name in inputs:
+            if name in self._lengths:
+                return ExecutionError(f"input {name} of {who} is filled in with lengths, and cannot be given")
+            if name not in self._names:
+                known = ", ".join(self._names) or "none"
+                return ExecutionError(f"{name} is not an input of {who}; its inputs are {known}")
+        for name in self._names:
+            if name not in inputs and name not in self._optional:
+                return ExecutionError(f"input {name} of {who} is missing")
+            try:
+                if name in inputs:
+                    form_of(inputs[name])
+            except Exception as reason:
+                return ExecutionError(f"input {name} of {who} cannot be read: {reason}")
+        return ExecutionError(f"inputs of {who} cannot be read: {error}")
+
+    def _types(self, signature: Signature) -> dict[str, TensorType]:
+        """Types of the parameters, those filled in included, in the function's order.  Raises ExecutionError."""
+        for name, form in zip(self._names, signature, strict=True):
+            if form is not None and 0 in form[1]:
+                raise ExecutionError(f"input {name} has shape {tuple(form[1])}; every extent must be at least 1")
+        types = {n: type_of(f) for n, f in zip(self._names, signature, strict=True) if f is not None}
+        types.update(length_types(self._lengths, types))
+        return {name: types[name] for name in self._function.parameters if name in types}
+
+    def _built(self, signature: Signature, make: Callable[[], Build]) -> Build:
+        """The build for a signature, made where there is none; a tuned one is asked for once it is kept."""
+        build = self._builds.get(signature, make)
+        if build.is_untuned:
+            self._tune_later(signature, build)
+        return build
+
+    def _made(self, signature: Signature) -> Build:
+        """A build for these very shapes."""
+        started = time.perf_counter()
+        return self._compiled(signature, self._function.trace(self._types(signature)), started)
+
+    def _compiled(self, signature: Signature, graph: Graph, started: float) -> Build:
+        executable = compiler.compile(graph, self._target, self._options)
+        build = Build(graph, executable, is_untuned=self._tuned_options is not None)
+        with self._lock:
+            self._build_count += 1
+            self._build_seconds += time.perf_counter() - started
+            self._signatures.append(signature)
+            recent, count, is_often = list(self._signatures), self._build_count, self._build_count >= self._warn_at
+            if is_often:
+                self._warn_at *= 2
+        if is_often:
+            kept = {**{s: b.graph for s, b in self._builds.items()}, signature: graph}
+            text = warning(self._function.name, count, self._names, recent, kept, self._buckets)
+            self._messages.append(RepeatedBuildsWarning(text))
+        return build
+
+    def _routed(self, signature: Signature) -> tuple[Build, Route]:
+        """The build for the padded shapes and the way to it, where the way was proved for these exact ones."""
+        known = self._routes.find(signature)
+        if known is not None:
+            padded, route = known
+            build = route.build()
+            if build is not None and self._builds.reuse(padded, build):
+                return build, route
+        longer = tuple(
+            form if form is None else lengthened(name, form, self._buckets.get(name, {}))
+            for name, form in zip(self._names, signature, strict=True)
+        )
+        exact = self._function.trace(self._types(signature))
+        proved: list[Graph] = []
+        build = self._built(longer, lambda: self._padded(signature, exact, longer, proved))
+        if signature != longer and build.graph not in proved:
+            self._check(signature, exact, longer, build.graph)
+        route = Route(build, exact, self._lengths, Place(self._target, self._options.cache_dir))
+        self._routes.put(signature, (longer, route))
+        return build, route
+
+    def _padded(self, signature: Signature, exact: Graph, longer: Signature, proved: list[Graph]) -> Build:
+        """A build for padded shapes, refused before it is compiled where padding would change a result.
+
+        Its graph is added to `proved` when it was compared with the exact one.
+        """
+        started = time.perf_counter()
+        if signature == longer:
+            self._check_shorter(longer, exact)
+            return self._compiled(longer, exact, started)
+        try:
+            graph = self._function.trace(self._types(longer))
+        except GraphError as error:
+            raise CompileError(
+                f"{self._function.name} takes {spelled(self._names, signature)}, but not padded to "
+                f"{spelled(self._names, longer)}: {error}"
+            ) from None
+        self._check(signature, exact, longer, graph)
+        proved.append(graph)
+        return self._compiled(longer, graph, started)
+
+    def _check_shorter(self, longer: Signature, graph: Graph) -> None:
+        """Refuses at the first call already what the next shorter shapes would be refused for."""
+        shorter = tuple(
+            form if form is None else shortened(name, form, self._buckets.get(name, {}))
+            for name, form in zip(self._names, longer, strict=True)
+        )
+        try:
+            exact = self._function.trace(self._types(shorter))
+        except Exception:  # the function does not take these shapes, so that no call will have them
+            return
+        self._check(shorter, exact, longer, graph)
+
+    def _check(self, signature: Signature, exact: Graph, longer: Signature, padded: Graph) -> None:
+        """Raises CompileError where the padded graph does not give the exact one's results."""
+        limits = {n: exact.inputs[source].type.shape[axis] for n, (source, axis) in self._lengths.items()}
+        answer = prove(exact, padded, limits)
+        if answer is not None:
+            raise CompileError(
+                f"{self._function.name} cannot be padded from {spelled(self._names, signature)} to "
+                f"{spelled(self._names, longer)}: {answer.reason}"
+            )
+
+    def _tune_later(self, signature: Signature, build: Build) -> None:
+        with self._lock:
+            if not build.is_untuned:
+                return
+            build.is_untuned = False
+            self._tuning += 1
+        owner, wanted = weakref.ref(self), weakref.ref(build)
+
+        def tune() -> None:
+            jitted, present = owner(), wanted()
+            if jitted is not None:
+                jitted._tune(signature, present)
+
+        BACKGROUND.put(tune)
+
+    def _tune(self, signature: Signature, build: Build | None) -> None:
+        """Replaces a build's executable by a tuned one, unless it was dropped meanwhile."""
+        done, failure = False, None
+        try:
+            if build is not None and self._builds.holds(signature, build):
+                assert self._tuned_options is not None
+                build.executable = compiler.compile(build.graph, self._target, self._tuned_options)
+                done = True
+        except Exception as error:
+            failure = error
+        finally:
+            with self._lock:
+                self._tuning -= 1
+                self._tuned += done
+                if failure is not None:
+                    self._tuning_failures += 1
+                    self._messages.append(
+                        TuningWarning(
+                            f"{self._function.name} stays untuned for {spelled(self._names, signature)}: {failure}"
+                        )
+                    )
+                self._lock.notify_all()
+
+    def _speak(self) -> None:
+        """Warns at the user's call of what happened since the last one."""
+        while self._messages:
+            warnings.warn(self._messages.popleft(), stacklevel=3)
