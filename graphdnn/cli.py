@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
@@ -30,8 +31,31 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--disable-pass", action="append", default=[], metavar="PASS", help="leave a pass out")
     explain.set_defaults(run=run_explain)
     doctor = commands.add_parser("doctor", help="check driver, libraries and versions, and say what to install")
+    doctor.add_argument(
+        "--replay", metavar="FILE", help="run a saved graph plan by plan in a child process, and say which plan fails"
+    )
+    doctor.add_argument("--inputs", metavar="NPZ", help="arrays by input name for --replay; drawn where absent")
+    doctor.add_argument("--target", default="auto", help="for --replay: auto, cpu or cuda")
+    doctor.add_argument(
+        "--options",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="compile options for --replay, as a report has them",
+    )
     doctor.set_defaults(run=run_doctor)
     return root
+
+
+def json_object(text: str) -> dict[str, object]:
+    """An argument that is a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"it is no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text} is no JSON object")
+    return found
 
 
 def run_explain(options: argparse.Namespace) -> int:
@@ -49,9 +73,19 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
+    if options.replay is not None:
+        return run_replay(options)
     from graphdnn.doctor import examine, healthy
 
     findings = examine()
     for finding in findings:
         print(finding)
     return 0 if healthy(findings) else 1
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    from graphdnn.replay import replay
+
+    outcome = replay(options.replay, options.inputs, options.target, options.options, print)
+    print("every plan ran to its end" if outcome.is_healthy else outcome.advice or "no plan is known to be at fault")
+    return 0 if outcome.is_healthy else 1

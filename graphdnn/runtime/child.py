@@ -195,6 +195,7 @@ class Parent:
     def __init__(self, requests: int, answers: int) -> None:
         self._requests = requests
         self._answers = answers
+        self._lock = threading.Lock()
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None where the parent wants no more or is gone.
@@ -207,13 +208,19 @@ class Parent:
         message = None if body is None else unpacked(body)
         if not isinstance(message, dict):
             return None
-        faulthandler.dump_traceback_later(float(message["seconds"]), exit=True)
+        self.allow(float(message["seconds"]))
         return message
 
+    def allow(self, seconds: float) -> None:
+        """Gives the child so long from now on, whatever it had before."""
+        faulthandler.dump_traceback_later(seconds, exit=True)
+
     def send(self, message: dict[str, Any]) -> None:
+        """One message, whole, from any thread."""
         frame = memoryview(packed(message))
-        while frame:
-            frame = frame[os.write(self._answers, frame) :]
+        with self._lock:
+            while frame:
+                frame = frame[os.write(self._answers, frame) :]
 
 
 def serve(entry: str) -> None:

@@ -27,6 +27,7 @@ MAY_IMPORT = {
 
 TOP = {
     "config",
+    "replay",
     "report",
     "explain",
     "account",

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
-from graphdnn.engines.reference import ReferencePlan
+from graphdnn.engines.reference import ReferenceEngine, ReferencePlan
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
+from graphdnn.ir.types import Array
 from graphdnn.target import Target
 
 PLACE = "tests.runtime.faulty:FaultyEngine"
@@ -113,3 +114,18 @@ class FaultyEngine:
         if candidate.name == "hungry":
             return FaultyPlan(candidate.region, "good", 1 << 60)
         return FaultyPlan(candidate.region, candidate.name.removeprefix("in build "))
+
+
+class FaultyReference(ReferenceEngine):
+    """The CPU's engine, whose plans with a tanh do the deed that FAULTY_DEED names."""
+
+    def build(self, candidate: Candidate, device: Device) -> ReferencePlan:
+        if "tanh" in candidate.region.pattern:
+            return FaultyHostPlan(candidate.region)
+        return super().build(candidate, device)
+
+
+class FaultyHostPlan(ReferencePlan):
+    def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        DEEDS[os.environ["FAULTY_DEED"]]()
+        return super().run(inputs)
