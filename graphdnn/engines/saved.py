@@ -9,17 +9,23 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from typing import Any
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate
 from graphdnn.ir.region import Region
 
 MAGIC = b"gdnnpln1"
-HEADER = struct.Struct("<8s32sII")
-"""Magic, SHA-256 over all that follows it, bytes of the identity, number of parts."""
+CHECKSUM = 32
+COUNTS = struct.Struct("<II")
+"""Bytes of the identity and number of parts.  They follow magic and SHA-256 over all that stands behind it."""
 
 LENGTH = struct.Struct("<Q")
 """Bytes of one part; the lengths of all parts stand before the identity."""
+
+BODY = len(MAGIC) + CHECKSUM
+SHORTEST = BODY + COUNTS.size
 
 Identity = Mapping[str, str]
 """What a saved plan is of: it is used only where every entry is the same."""
@@ -30,35 +36,59 @@ def identity(candidate: Candidate, environment: Mapping[str, str]) -> dict[str, 
     return {"engine": candidate.engine, "region": candidate.region.key, "plan": candidate.name, **environment}
 
 
+def spelled(who: Identity) -> str:
+    """An identity as one line of text, such as a cache takes for a key and a person can read."""
+    return json.dumps(dict(who), sort_keys=True)
+
+
 def pack(who: Identity, *parts: bytes) -> bytes:
     """The parts with the identity, under a checksum."""
-    head = json.dumps(dict(who), sort_keys=True).encode()
-    counts = struct.pack("<II", len(head), len(parts))
-    body = b"".join((*(LENGTH.pack(len(p)) for p in parts), head, *parts))
-    return MAGIC + hashlib.sha256(counts + body).digest() + counts + body
+    head = spelled(who).encode()
+    lengths = b"".join(LENGTH.pack(len(part)) for part in parts)
+    body = b"".join((COUNTS.pack(len(head), len(parts)), lengths, head, *parts))
+    return MAGIC + hashlib.sha256(body).digest() + body
 
 
 def unpack(content: bytes, who: Identity) -> list[bytes] | Decline:
     """The parts of a saved plan; declines with `build` where it is damaged, with `version` where it is of another
     plan, device or version."""
-    if len(content) < HEADER.size or not content.startswith(MAGIC):
-        return damaged(f"it has {len(content)} bytes and no header of one")
-    _, checksum, head_bytes, count = HEADER.unpack_from(content)
-    if hashlib.sha256(content[len(MAGIC) + len(checksum) :]).digest() != checksum:
+    if len(content) < SHORTEST or not content.startswith(MAGIC):
+        return damaged(f"its {len(content)} bytes do not start with the header of one")
+    if hashlib.sha256(content[BODY:]).digest() != content[len(MAGIC) : BODY]:
         return damaged("its checksum does not match")
-    start = HEADER.size + count * LENGTH.size
-    sizes = [LENGTH.unpack_from(content, HEADER.size + i * LENGTH.size)[0] for i in range(count)]
-    found: dict[str, str] = json.loads(content[start : start + head_bytes])
+    head_bytes, count = COUNTS.unpack_from(content, BODY)
+    if SHORTEST + count * LENGTH.size > len(content):
+        return damaged(f"it has no room for {count} parts")
+    sizes = [LENGTH.unpack_from(content, SHORTEST + i * LENGTH.size)[0] for i in range(count)]
+    start = SHORTEST + count * LENGTH.size
+    places = list(accumulate((head_bytes, *sizes), initial=start))
+    if places[-1] != len(content):
+        return damaged(f"its parts take {places[-1]} bytes, and it has {len(content)}")
+    different = difference(facts(content[start : places[1]]), who)
+    if different is not None:
+        return different
+    return [content[first:end] for first, end in pairwise(places[1:])]
+
+
+def facts(text: bytes) -> dict[str, Any] | None:
+    """A JSON object, or None where the text is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def difference(found: Mapping[str, Any] | None, who: Identity) -> Decline | None:
+    """The decline that names the first fact that is not as needed; None where all are."""
+    if found is None:
+        return damaged("it does not say what it is of")
     for name in sorted(found.keys() | who.keys()):
         if found.get(name) != who.get(name):
             return Decline(
-                Code.VERSION, f"a saved plan has {name} {found.get(name)!r}, and {who.get(name)!r} is needed here"
+                Code.VERSION, f"a saved plan is of {name} {found.get(name)!r}, and {who.get(name)!r} is needed here"
             )
-    parts, place = [], start + head_bytes
-    for size in sizes:
-        parts.append(content[place : place + size])
-        place += size
-    return parts
+    return None
 
 
 def damaged(how: str) -> Decline:

@@ -63,11 +63,12 @@ def draw(value: Value, rng: Rng, scales: Mapping[Value, float], longest: Mapping
 
 def chosen(candidates: tuple[Candidate, ...]) -> list[Candidate]:
     """The first plans and one of each further engine."""
-    seen = {c.recipe.engine for c in candidates[:FIRST]}
+    seen = {PlanName.parse(c.name).engine for c in candidates[:FIRST]}
     more = []
     for plan in candidates[FIRST:]:
-        if plan.recipe.engine not in seen:
-            seen.add(plan.recipe.engine)
+        number = PlanName.parse(plan.name).engine
+        if number not in seen:
+            seen.add(number)
             more.append(plan)
     return [*candidates[:FIRST], *more]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.cublaslt.estimate import estimate
+from graphdnn.engines.cublaslt.kept import read_algorithms, spell_algorithms
 from graphdnn.engines.cublaslt.library import REDUCTIONS, Algorithm, Library, Request, open_library
 from graphdnn.engines.cublaslt.plan import CublasLtPlan
 from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem, describe
@@ -19,6 +20,7 @@ from graphdnn.engines.cublaslt.support import (
     problem_declines,
     workspace_limit,
 )
+from graphdnn.engines.environment import environment
 from graphdnn.engines.saved import identity, pack, unnamed, unpack
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import float32, int8
@@ -84,6 +86,13 @@ class CublasLtEngine:
             for algorithm in found
         ]
 
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        """The algorithm of this name among those that the library proposes: it makes none by a name."""
+        found = self.candidates(region, device, policy)
+        if isinstance(found, Decline):
+            return found
+        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+
     def build(self, candidate: Candidate, device: Device) -> CublasLtPlan | Decline:
         recipe = candidate.recipe
         assert isinstance(recipe, Recipe)
@@ -96,28 +105,51 @@ class CublasLtEngine:
         request = Request(algorithm.workspace_bytes, least, recipe.reductions, COUNT)
         fallback = search(library, device, problem, recipe.compute, request, recipe.precision)
         steady = [] if isinstance(fallback, Decline) else [x for x in fallback if x.is_deterministic]
-        try:
-            return CublasLtPlan(
-                library, device.target.ordinal, problem, recipe.compute, algorithm, steady[0] if steady else None
-            )
-        except library.errors as error:
-            return Decline(Code.BUILD, f"cuBLASLt could not prepare {algorithm.name}: {error}")
-
-    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
-        found = self.candidates(region, device, policy)
-        if isinstance(found, Decline):
-            return found
-        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+        return prepared(library, candidate, device, problem, recipe.compute, [algorithm, *steady[:1]])
 
     def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
-        return pack(identity(candidate, {}))
+        """The algorithm and the one that stands by, as the library has them."""
+        assert isinstance(plan, CublasLtPlan)
+        return pack(plan.who, *spell_algorithms(plan.compute, plan.algorithms))
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> CublasLtPlan | Decline:
-        read = unpack(content, identity(candidate, {}))
+        """The same algorithms on descriptors of the region; the library's heuristics are not asked."""
+        problem = accept(candidate.region, device.target)
+        if isinstance(problem, Decline):
+            return problem
+        library = open_library()
+        if isinstance(library, Decline):
+            return library
+        parts = unpack(content, who(candidate, device, library))
+        if isinstance(parts, Decline):
+            return parts
+        read = read_algorithms(parts, problem, library.algorithm_bytes)
         if isinstance(read, Decline):
             return read
-        again = self.named(candidate.region, candidate.name, device, Policy())
-        return again if isinstance(again, Decline) else self.build(again, device)
+        compute, algorithms = read
+        return prepared(library, candidate, device, problem, compute, algorithms)
+
+
+def who(candidate: Candidate, device: Device, library: Library) -> dict[str, str]:
+    """What a plan is of: the library's version counts, since it alone understands an algorithm's content."""
+    return identity(candidate, environment(device.target, "cublaslt", cublaslt=str(library.version)))
+
+
+def prepared(
+    library: Library,
+    candidate: Candidate,
+    device: Device,
+    problem: Problem,
+    compute: str,
+    algorithms: Sequence[Algorithm],
+) -> CublasLtPlan | Decline:
+    """The plan of one algorithm, or of one and another that stands by for addresses off a vector."""
+    try:
+        return CublasLtPlan(
+            library, device.target.ordinal, problem, compute, algorithms, who(candidate, device, library)
+        )
+    except library.errors as error:
+        return Decline(Code.BUILD, f"cuBLASLt could not prepare {candidate.name}: {error}")
 
 
 def accept(region: Region, target: Target) -> Problem | Decline:

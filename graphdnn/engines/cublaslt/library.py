@@ -75,6 +75,11 @@ class Library:
                 self._handles[ordinal] = self.bindings.create()
             return self._handles[ordinal]
 
+    @property
+    def algorithm_bytes(self) -> int:
+        """Size of an algorithm's content."""
+        return int(self.bindings.matmul_heuristic_result_dtype["algo"].itemsize)
+
     def operation(self, problem: Problem, compute: str, bias_address: int) -> Operation:
         return Operation(self, problem, int(self._compute_types[compute]), bias_address)
 
@@ -225,9 +230,17 @@ class Layouts:
         return address
 
 
-@functools.cache
+OPENING = threading.Lock()
+
+
 def open_library() -> Library | Decline:
     """The library, opened once, or which package is missing."""
+    with OPENING:
+        return opened()
+
+
+@functools.cache
+def opened() -> Library | Decline:
     try:
         from nvmath.bindings import cublas, cublasLt
     except ImportError as error:

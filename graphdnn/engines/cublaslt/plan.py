@@ -10,6 +10,7 @@ import numpy as np
 from graphdnn.engines.cublaslt.library import Algorithm, Library
 from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem
 from graphdnn.engines.cublaslt.support import arithmetic_of
+from graphdnn.engines.saved import Identity
 from graphdnn.errors import ExecutionError
 
 
@@ -21,7 +22,8 @@ class Operations(threading.local):
 
 
 class CublasLtPlan:
-    """One product, run by `algorithm`, or by `fallback` where an address is aligned to less than a vector load."""
+    """One product, run by the first of one or two algorithms, or by the second where an address is aligned to less than
+    a vector load.  `who` is what the plan is of, as saving it says."""
 
     def __init__(
         self,
@@ -29,11 +31,14 @@ class CublasLtPlan:
         ordinal: int,
         problem: Problem,
         compute: str,
-        algorithm: Algorithm,
-        fallback: Algorithm | None,
+        algorithms: Sequence[Algorithm],
+        who: Identity,
     ) -> None:
-        self.name = algorithm.name
-        self.workspace_bytes = max(algorithm.workspace_bytes, fallback.workspace_bytes if fallback else 0)
+        self.name = algorithms[0].name
+        self.workspace_bytes = max(a.workspace_bytes for a in algorithms)
+        self.compute = compute
+        self.algorithms = tuple(algorithms)
+        self.who = who
         self._problem = problem
         self._handle = library.handle(ordinal)
         self._matmul = library.bindings.matmul
@@ -46,9 +51,9 @@ class CublasLtPlan:
         self._numbers = np.array([problem.alpha, problem.beta], scalars)
         self._alpha = self._numbers.ctypes.data
         self._beta = self._alpha + self._numbers.itemsize
-        self._contents = [np.frombuffer(x.content, np.uint8).copy() for x in (algorithm, fallback) if x is not None]
+        self._contents = [np.frombuffer(x.content, np.uint8).copy() for x in algorithms]
         self._algorithm = self._contents[0].ctypes.data
-        self._fallback = self._contents[1].ctypes.data if fallback else 0
+        self._fallback = self._contents[1].ctypes.data if len(algorithms) > 1 else 0
 
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the product on a stream.  Raises ExecutionError where the library refuses it."""

@@ -1,7 +1,8 @@
-"""The cuDNN engine: answers by rules without a device, proposes and builds plans on one."""
+"""The cuDNN engine: answers by rules without a device; on one, proposes plans, builds them and makes them again."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,22 +12,38 @@ from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.errors import library
 from graphdnn.engines.cudnn.estimate import engine_class, estimate, precision_of
 from graphdnn.engines.cudnn.handles import HANDLES
+from graphdnn.engines.cudnn.kept import (
+    PLANS,
+    PROPOSALS,
+    here,
+    question,
+    read_plan,
+    read_proposals,
+    spell_plan,
+    spell_proposals,
+)
 from graphdnn.engines.cudnn.limits import ieee_float32
 from graphdnn.engines.cudnn.lower import Lowering, lower
-from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposals
+from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposal, proposals, rebuild
 from graphdnn.engines.cudnn.support import objection
 from graphdnn.engines.cudnn.tables import IEEE, WRONG, is_known
-from graphdnn.engines.saved import identity, pack, unnamed, unpack
+from graphdnn.engines.once import Once
+from graphdnn.engines.saved import Identity, identity, spelled, unnamed
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
 
 @dataclass
 class CudnnEngine:
-    """One region as one cuDNN operation graph.  Plans of regions with equal keys are asked for once."""
+    """One region as one cuDNN operation graph.
+
+    Plans of regions with equal keys are asked for once, and once built, both the answer and the plans are kept in the
+    device's store.  Safe to call from several threads, as long as the device is current in each.
+    """
 
     name: str = "cudnn"
-    _proposed: dict[tuple[str, Target], list[Proposal]] = field(default_factory=dict)
+    _proposed: dict[str, list[Proposal]] = field(default_factory=dict)
+    _once: Once = field(default_factory=Once)
 
     def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
         """By the rules of support.py; nothing of cuDNN is loaded."""
@@ -35,68 +52,168 @@ class CudnnEngine:
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
         """The plans of cuDNN's heuristics, then of its fallback list, best first."""
-        problem = library()
-        if problem is None:
-            problem = objection(region, device.target, policy)
+        problem = self._problem(region, device, policy)
         if problem is not None:
             return problem
         found = self._proposals(region, device)
         if isinstance(found, Decline):
             return found
-        anatomy = Anatomy(region)
-        right = [p for p in found if is_right(anatomy, p.name.engine)]
-        if not right:
-            return Decline(Code.ATTRIBUTE, f"every engine that cuDNN proposes for {region.pattern} computes it wrongly")
-        kept = [p for p in right if is_true_to(policy, anatomy, p.name.engine)]
-        if not kept:
-            names = ", ".join(dict.fromkeys(f"eng{p.name.engine}" for p in found))
-            return Decline(
-                Code.PRECISION,
-                f"cuDNN proposes {names} for {region.pattern}, none of which is known to keep float32",
-                Fix("options", "precision", "ieee", "tf32"),
-            )
-        return tuple(candidate(anatomy, p, device.target, policy) for p in kept)
+        return trusted(Anatomy(region), found, device.target, policy)
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        """The plan of this name where it computes the region rightly and as exactly as asked.
+
+        What heuristics said of it earlier is taken from the store; else an operation graph is asked, they are not.
+        """
+        problem = self._problem(region, device, policy)
+        if problem is not None:
+            return problem
+        wanted = parsed(name, region)
+        if isinstance(wanted, Decline):
+            return wanted
+        import cudnn
+
+        known = self._remembered(question(cudnn, region, device.target), device) or []
+        one: Proposal | Decline | None = next((p for p in known if p.name == wanted), None)
+        if one is None:
+            one = proposal(cudnn, lambda: lowered(region, device), wanted)
+        if isinstance(one, Decline):
+            return one
+        found = trusted(Anatomy(region), [one], device.target, policy)
+        return found if isinstance(found, Decline) else found[0]
 
     def build(self, candidate: Candidate, device: Device) -> CudnnPlan | Decline:
-        """Compiles the plan, where it is not precompiled."""
+        """The plan from the store, else compiled, where it is not precompiled, and put there."""
         problem = library()
         if problem is not None:
             return problem
-        import cudnn
-
-        lowering = lowered(candidate.region, device)
-        if isinstance(lowering, Decline):
-            return lowering
-        name = candidate.recipe
-        assert isinstance(name, PlanName)
-        return build(cudnn, lowering, name, device.target.ordinal)
-
-    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
-        found = self.candidates(region, device, policy)
-        if isinstance(found, Decline):
-            return found
-        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+        who = self._who(candidate, device)
+        return self._once((PLANS, spelled(who), device.target.ordinal), lambda: self._built(candidate, who, device))
 
     def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
-        return pack(identity(candidate, {}))
+        """The plan as cuDNN writes it down, and how its tensors are bound."""
+        assert isinstance(plan, CudnnPlan)
+        return spell_plan(plan)
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> CudnnPlan | Decline:
-        read = unpack(content, identity(candidate, {}))
-        if isinstance(read, Decline):
-            return read
-        again = self.named(candidate.region, candidate.name, device, Policy())
-        return again if isinstance(again, Decline) else self.build(again, device)
+        """The plan read back; the few that cuDNN does not write down are compiled by their name."""
+        problem = library()
+        if problem is not None:
+            return problem
+        return self._read(candidate, content, self._who(candidate, device), device)
+
+    def _problem(self, region: Region, device: Device, policy: Policy) -> Decline | None:
+        problem = library()
+        return objection(region, device.target, policy) if problem is None else problem
+
+    def _who(self, candidate: Candidate, device: Device) -> dict[str, str]:
+        import cudnn
+
+        return identity(candidate, here(cudnn, device.target))
+
+    def _built(self, candidate: Candidate, who: Identity, device: Device) -> CudnnPlan | Decline:
+        key = spelled(who)
+        kept = device.store.get(PLANS, key)
+        if kept is not None:
+            plan = self._read(candidate, kept, who, device)
+            if not isinstance(plan, Decline):
+                return plan
+            device.store.drop(PLANS, key)
+            forgotten(f"plan {candidate.name} of {candidate.region.pattern}", plan.reason)
+        plan = compiled(candidate, who, device)
+        if not isinstance(plan, Decline) and plan.content:
+            device.store.put(PLANS, key, spell_plan(plan))
+        return plan
+
+    def _read(self, candidate: Candidate, content: bytes, who: Identity, device: Device) -> CudnnPlan | Decline:
+        import cudnn
+
+        found = read_plan(content, who, candidate.region)
+        if isinstance(found, Decline):
+            return found
+        if not found.content:
+            return compiled(candidate, who, device)
+        return rebuild(cudnn, found.content, found.bindings, found.workspace, device.target.ordinal, who)
 
     def _proposals(self, region: Region, device: Device) -> list[Proposal] | Decline:
-        key = (region.key, device.target)
-        if key not in self._proposed:
-            import cudnn
+        import cudnn
 
-            found = proposals(cudnn, lambda: lowered(region, device))
-            if isinstance(found, Decline):
-                return found
+        key = question(cudnn, region, device.target)
+        return self._once((PROPOSALS, key), lambda: self._asked(region, key, device))
+
+    def _asked(self, region: Region, key: str, device: Device) -> list[Proposal] | Decline:
+        import cudnn
+
+        known = self._remembered(key, device)
+        if known is not None:
+            return known
+        found = proposals(cudnn, lambda: lowered(region, device))
+        if not isinstance(found, Decline):
             self._proposed[key] = found
-        return self._proposed[key]
+            device.store.put(PROPOSALS, key, spell_proposals(found))
+        return found
+
+    def _remembered(self, key: str, device: Device) -> list[Proposal] | None:
+        """What heuristics answered earlier, in this process or another."""
+        if key in self._proposed:
+            return self._proposed[key]
+        kept = device.store.get(PROPOSALS, key)
+        if kept is None:
+            return None
+        found = read_proposals(kept)
+        if found is None:
+            device.store.drop(PROPOSALS, key)
+            forgotten("answer of cuDNN's heuristics", "it is no list of plans")
+            return None
+        self._proposed[key] = found
+        return found
+
+
+def forgotten(what: str, reason: str) -> None:
+    """Says that something of the cache is of no use."""
+    warnings.warn(f"a cached {what} is dropped and asked for anew: {reason}", RuntimeWarning, stacklevel=3)
+
+
+def parsed(name: str, region: Region) -> PlanName | Decline:
+    """A plan's name, where it is one that can be asked for."""
+    try:
+        found = PlanName.parse(name)
+    except ValueError:
+        return unnamed("cudnn", name, region)
+    return found if found.is_settable else unnamed("cudnn", name, region)
+
+
+def compiled(candidate: Candidate, who: Identity, device: Device) -> CudnnPlan | Decline:
+    """The candidate's plan, compiled from an operation graph."""
+    import cudnn
+
+    name = parsed(candidate.name, candidate.region)
+    if isinstance(name, Decline):
+        return name
+    lowering = lowered(candidate.region, device)
+    if isinstance(lowering, Decline):
+        return lowering
+    return build(cudnn, lowering, name, device.target.ordinal, who)
+
+
+def trusted(
+    anatomy: Anatomy, found: Sequence[Proposal], target: Target, policy: Policy
+) -> tuple[Candidate, ...] | Decline:
+    """Those of the plans that compute the region rightly and as exactly as asked; a decline where none does."""
+    right = [p for p in found if is_right(anatomy, p.name.engine)]
+    if not right:
+        return Decline(
+            Code.ATTRIBUTE, f"every engine that cuDNN proposes for {anatomy.region.pattern} computes it wrongly"
+        )
+    kept = [p for p in right if is_true_to(policy, anatomy, p.name.engine)]
+    if not kept:
+        names = ", ".join(dict.fromkeys(f"eng{p.name.engine}" for p in found))
+        return Decline(
+            Code.PRECISION,
+            f"cuDNN proposes {names} for {anatomy.region.pattern}, none of which is known to keep float32",
+            Fix("options", "precision", "ieee", "tf32"),
+        )
+    return tuple(candidate(anatomy, p, target, policy) for p in kept)
 
 
 def lowered(region: Region, device: Device) -> Lowering | Decline:
@@ -121,9 +238,7 @@ def is_true_to(policy: Policy, anatomy: Anatomy, engine: int) -> bool:
 
 def candidate(anatomy: Anatomy, proposal: Proposal, target: Target, policy: Policy) -> Candidate:
     """A proposal as the compiler sees it."""
-    notes = proposal.notes
-    if not is_known(target, engine_class(anatomy), proposal.name.engine):
-        notes = (*notes, "no committed run of this engine stands behind it here")
+    known = is_known(target, engine_class(anatomy), proposal.name.engine)
     return Candidate(
         engine="cudnn",
         region=anatomy.region,
@@ -131,6 +246,6 @@ def candidate(anatomy: Anatomy, proposal: Proposal, target: Target, policy: Poli
         workspace_bytes=proposal.workspace,
         precision=precision_of(anatomy, policy),
         deterministic=proposal.deterministic,
-        notes=notes,
-        recipe=proposal.name,
+        notes=proposal.notes if known else (*proposal.notes, "no committed run of this engine stands behind it here"),
+        is_known=known,
     )

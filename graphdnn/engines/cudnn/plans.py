@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from graphdnn.answer import Decline
 from graphdnn.engines.cudnn.errors import attempt, needed_workspace
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.lower import Lowering
+from graphdnn.engines.saved import Identity
 
 KNOBS: dict[int, str] = {
     1: "SWIZZLE",
@@ -43,6 +45,11 @@ KNOBS: dict[int, str] = {
     42: "WARP_SPEC_CFG",
 }
 """The frontend's knob by cuDNN's number of it, as plan names have it."""
+
+NULL_STREAM = 0
+
+Bindings = tuple[tuple[int, int], ...]
+"""Which address goes to which tensor, as `Lowering` has it."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +88,42 @@ class Proposal:
     deterministic: bool
 
 
-def proposals(cudnn: Any, make: Callable[[], Lowering | Decline]) -> list[Proposal] | Decline:
-    """What the heuristics propose, best first, each once; `make` gives a fresh operation graph.
+Make = Callable[[], Lowering | Decline]
+"""Gives a fresh operation graph: asking one about its plans uses it up."""
+
+
+def proposals(cudnn: Any, make: Make) -> list[Proposal] | Decline:
+    """What the heuristics propose, best first, each once.
 
     Asked to build with less scratch than none, a plan says what it needs instead, and one that a note rules out says
-    that: so both are known before anything is compiled.  Such questions use up the operation graph.
+    that: so both are known before anything is compiled.
     """
     lowering = make()
     if isinstance(lowering, Decline):
         return lowering
-    graph = lowering.graph
     modes = [cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK]
-    asked = attempt(lambda: graph.create_execution_plans(modes), "the heuristics")
+    asked = attempt(lambda: lowering.graph.create_execution_plans(modes), "the heuristics")
+    return asked if isinstance(asked, Decline) else described(cudnn, make, lowering.graph)
+
+
+def proposal(cudnn: Any, make: Make, name: PlanName) -> Proposal | Decline:
+    """What is known of one plan by its name; the heuristics are not asked."""
+    lowering = make()
+    if isinstance(lowering, Decline):
+        return lowering
+    asked = attempt(lambda: lowering.graph.create_execution_plan(name.engine, knobs_of(cudnn, name)), str(name))
     if isinstance(asked, Decline):
         return asked
+    (only,) = described(cudnn, make, lowering.graph)
+    return replace(only, name=name)
+
+
+def described(cudnn: Any, make: Make, graph: Any) -> list[Proposal]:
+    """The plans of an operation graph that can be asked for again by name."""
     graph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
     graph.deselect_workspace_greater_than(-1)
     found: dict[PlanName, Proposal] = {}
+    silent: list[PlanName] = []
     for index in range(graph.get_execution_plan_count()):
         name = PlanName.parse(graph.get_plan_name_at_index(index))
         if name in found or not name.is_settable:
@@ -106,9 +132,10 @@ def proposals(cudnn: Any, make: Callable[[], Lowering | Decline]) -> list[Propos
         notes = tuple(n.name for n in graph.get_behavior_notes_for_plan_at_index(index))
         need = needed_workspace(refusal)
         if need is None:
-            found[name] = Proposal(name, workspace_of(cudnn, make, name), notes, "Deselecting" not in refusal)
-        else:
-            found[name] = Proposal(name, need, notes, True)
+            silent.append(name)
+        found[name] = Proposal(name, need or 0, notes, "Deselecting" not in refusal)
+    for name, need in workspaces(cudnn, make, silent).items():
+        found[name] = replace(found[name], workspace=need)
     return list(found.values())
 
 
@@ -118,16 +145,21 @@ def refused(graph: Any, index: int) -> str:
     return answer.reason if isinstance(answer, Decline) else ""
 
 
-def workspace_of(cudnn: Any, make: Callable[[], Lowering | Decline], name: PlanName) -> int:
-    """Bytes of scratch of one plan, asked for by name; 0 where it does not say."""
-    lowering = make()
-    if isinstance(lowering, Decline):
-        return 0
-    asked = attempt(lambda: lowering.graph.create_execution_plan(name.engine, knobs_of(cudnn, name)), str(name))
-    if isinstance(asked, Decline):
-        return 0
-    lowering.graph.deselect_workspace_greater_than(-1)
-    return needed_workspace(refused(lowering.graph, 0)) or 0
+def workspaces(cudnn: Any, make: Make, names: Sequence[PlanName]) -> dict[PlanName, int]:
+    """Bytes of scratch of plans that a note rules out, all asked of one more operation graph; without those that do
+    not say."""
+    lowering = make() if names else None
+    if not isinstance(lowering, Lowering):
+        return {}
+    graph = lowering.graph
+    kept = []
+    for name in names:
+        before = graph.get_execution_plan_count()
+        attempt(partial(graph.create_execution_plan, name.engine, knobs_of(cudnn, name)), str(name))
+        kept += [name] * (graph.get_execution_plan_count() - before)
+    graph.deselect_workspace_greater_than(-1)
+    needs = {name: needed_workspace(refused(graph, index)) for index, name in enumerate(kept)}
+    return {name: need for name, need in needs.items() if need is not None}
 
 
 def knobs_of(cudnn: Any, name: PlanName) -> dict[Any, int]:
@@ -136,26 +168,55 @@ def knobs_of(cudnn: Any, name: PlanName) -> dict[Any, int]:
 
 
 class CudnnPlan:
-    """A built plan: executed by tensor ids and addresses.  The frontend's object holds the plan and its scalars."""
+    """A built plan: executed by tensor ids and addresses.  The frontend's object holds the plan and its scalars.
 
-    def __init__(self, lowering: Lowering, ordinal: int, workspace_bytes: int) -> None:
+    `who` is what the plan is of, `content` the plan as cuDNN writes it down, empty where it cannot.
+    """
+
+    def __init__(
+        self, lowering: Lowering, ordinal: int, workspace_bytes: int, who: Identity, content: bytes = b""
+    ) -> None:
         self.workspace_bytes = workspace_bytes
+        self.bindings = lowering.bindings
+        self.who = who
+        self.content = content
         self._execute = lowering.graph._execute
-        self._bindings = lowering.bindings
         self._ordinal = ordinal
 
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the plan on `stream`, with this thread's handle."""
-        pointers = {uid: addresses[index] for uid, index in self._bindings}
+        pointers = {uid: addresses[index] for uid, index in self.bindings}
         self._execute(pointers, workspace, HANDLES.on(self._ordinal, stream))
 
 
-def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int) -> CudnnPlan | Decline:
+def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int, who: Identity) -> CudnnPlan | Decline:
     """The plan of that name, ready to run."""
 
     def work() -> CudnnPlan:
         lowering.graph.create_execution_plan(name.engine, knobs_of(cudnn, name))
         lowering.graph.build_plan_at_index(0)
-        return CudnnPlan(lowering, ordinal, max(0, lowering.graph.get_workspace_size_plan_at_index(0)))
+        workspace = max(0, lowering.graph.get_workspace_size_plan_at_index(0))
+        written = attempt(lambda: bytes(lowering.graph.serialize()), str(name))
+        return CudnnPlan(lowering, ordinal, workspace, who, b"" if isinstance(written, Decline) else written)
 
     return attempt(work, str(name))
+
+
+def rebuild(
+    cudnn: Any, content: bytes, bindings: Bindings, workspace: int, ordinal: int, who: Identity
+) -> CudnnPlan | Decline:
+    """A plan from what cuDNN wrote down of it; no operation graph is made and nothing is compiled.
+
+    Reading ends with a capture on the handle's stream, or on one of its own where that is the null stream: threads
+    that read at the same time must not share one.
+    """
+
+    def work() -> CudnnPlan:
+        graph = cudnn.pygraph(handle=HANDLES.on(ordinal, NULL_STREAM))
+        graph.deserialize(bytearray(content))
+        return CudnnPlan(Lowering(graph, bindings), ordinal, workspace, who, content)
+
+    made = attempt(work, "a saved plan")
+    if isinstance(made, Decline):
+        HANDLES.distrust(ordinal)
+    return made

@@ -1,6 +1,7 @@
 """From source to cubin: NVRTC through cuda.bindings, cached by source, options, compiler version and architecture.
 
-It needs no driver and no device, and no headers: the kernels include none.
+It needs no driver and no device, and no headers: the kernels include none.  Threads that want one cubin at the same
+time share one compilation.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 from graphdnn.answer import Code, Decline, missing
 from graphdnn.engines.contract import Store
+from graphdnn.engines.once import Once
 
 BINDINGS, LIBRARY = "cuda-python", "nvidia-cuda-nvrtc"
 """Package that brings the bindings, and the one that brings the library."""
 
 STANDARD_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--minimal")
+
+COMPILING = Once()
 
 
 @functools.cache
@@ -37,6 +42,16 @@ def compiler_version() -> tuple[int, int] | Decline:
     return int(major), int(minor)
 
 
+@functools.cache
+def compiler_build() -> str:
+    """Full version of the package that brings the compiler, which itself tells two numbers; empty where it is from
+    elsewhere."""
+    try:
+        return metadata.version(LIBRARY)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
@@ -50,7 +65,12 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = (), store: St
     if isinstance(version, Decline):
         return version
     flags = (f"--gpu-architecture={arch}", *STANDARD_OPTIONS, *options)
-    key = cache_key(source, flags, version)
+    key = cache_key(source, flags, version, compiler_build())
+    return COMPILING(key, lambda: stored_cubin(source, flags, key, store))
+
+
+def stored_cubin(source: str, flags: Sequence[str], key: str, store: Store | None) -> bytes | Decline:
+    """The cubin from the store, else compiled and put there; what the compiler refuses leaves no entry."""
     if store is not None and (kept := store.get("cubin", key)):
         return kept
     cubin = run_compiler(source, flags)
@@ -59,9 +79,9 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = (), store: St
     return cubin
 
 
-def cache_key(source: str, flags: Sequence[str], version: tuple[int, int]) -> str:
+def cache_key(source: str, flags: Sequence[str], version: tuple[int, int], build: str) -> str:
     """SHA-256 over all that decides the cubin; the architecture is one of the flags."""
-    return hashlib.sha256("\0".join((*map(str, version), *flags, source)).encode()).hexdigest()
+    return hashlib.sha256("\0".join((*map(str, version), build, *flags, source)).encode()).hexdigest()
 
 
 def run_compiler(source: str, flags: Sequence[str]) -> bytes | Decline:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
+from graphdnn.engines.environment import environment
 from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows, transposed
 from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
 from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
 from graphdnn.engines.nvrtc.recipe import Family, Recipe, arithmetic
 from graphdnn.engines.nvrtc.support import machine_declines, region_declines
-from graphdnn.engines.saved import identity, pack, unnamed, unpack
+from graphdnn.engines.saved import damaged, identity, pack, unnamed, unpack
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
@@ -104,7 +105,15 @@ class NvrtcEngine:
             ),
         )
 
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        """The one plan of a region, if that is its name."""
+        found = self.candidates(region, device, policy)
+        if isinstance(found, Decline):
+            return found
+        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+
     def build(self, candidate: Candidate, device: Device) -> NvrtcPlan | Decline:
+        """The kernels, from the store or compiled, loaded into the device."""
         recipe = candidate.recipe
         assert isinstance(recipe, Recipe)
         cubins: list[bytes] = []
@@ -113,23 +122,26 @@ class NvrtcEngine:
             if isinstance(cubin, Decline):
                 return cubin
             cubins.append(cubin)
-        return load_plan(recipe, cubins)
-
-    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
-        found = self.candidates(region, device, policy)
-        if isinstance(found, Decline):
-            return found
-        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+        return load_plan(recipe, cubins, self._who(candidate, device))
 
     def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+        """The cubins; launch shapes and arguments follow from the region."""
         assert isinstance(plan, NvrtcPlan)
-        return pack(identity(candidate, {}), *plan.cubins)
+        return pack(plan.who, *plan.cubins)
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> NvrtcPlan | Decline:
-        cubins = unpack(content, identity(candidate, {}))
+        """The cubins loaded again, without a compiler."""
+        who = self._who(candidate, device)
+        cubins = unpack(content, who)
         if isinstance(cubins, Decline):
             return cubins
         family = family_of(candidate.region)
         if isinstance(family, Decline):
             return family
-        return load_plan(family.generate(candidate.region, device.target), cubins)
+        recipe = family.generate(candidate.region, device.target)
+        if len(cubins) != len(recipe.kernels):
+            return damaged(f"it has {len(cubins)} kernels where {len(recipe.kernels)} are needed")
+        return load_plan(recipe, cubins, who)
+
+    def _who(self, candidate: Candidate, device: Device) -> dict[str, str]:
+        return identity(candidate, environment(device.target, self.name))

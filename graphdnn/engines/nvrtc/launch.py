@@ -10,6 +10,7 @@ from typing import Any
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.recipe import Buffer, Kernel, Recipe
+from graphdnn.engines.saved import Identity
 from graphdnn.errors import ExecutionError
 
 SHARED_BY_DEFAULT = 48 * 1024
@@ -39,16 +40,25 @@ class Launch:
 
 
 class NvrtcPlan:
-    """A recipe ready to run: each call fills in addresses and launches; nothing is allocated, copied or awaited."""
+    """A recipe ready to run: each call fills in addresses and launches; nothing is allocated, copied or awaited.
+
+    `who` is what the plan is of, as saving it says.
+    """
 
     def __init__(
-        self, recipe: Recipe, cubins: Sequence[bytes], launches: Sequence[Launch], libraries: Sequence[Any]
+        self,
+        recipe: Recipe,
+        cubins: Sequence[bytes],
+        who: Identity,
+        launches: Sequence[Launch],
+        libraries: Sequence[Any],
     ) -> None:
         from cuda.bindings import driver
 
         self.name = recipe.name
         self.workspace_bytes = recipe.workspace_bytes
         self.in_place = recipe.in_place
+        self.who = who
         self.cubins = tuple(cubins)
         self._launches = tuple(launches)
         self._launch_kernel = driver.cuLaunchKernel
@@ -71,7 +81,7 @@ class NvrtcPlan:
                 )
 
 
-def load_plan(recipe: Recipe, cubins: Sequence[bytes]) -> NvrtcPlan | Decline:
+def load_plan(recipe: Recipe, cubins: Sequence[bytes], who: Identity) -> NvrtcPlan | Decline:
     """Loads the cubins (one a kernel) into the current context.  Declines with the driver's word where it fails."""
     launches: list[Launch] = []
     libraries: list[Any] = []
@@ -81,7 +91,7 @@ def load_plan(recipe: Recipe, cubins: Sequence[bytes]) -> NvrtcPlan | Decline:
             unload(libraries)
             return loaded
         launches.append(loaded)
-    return NvrtcPlan(recipe, cubins, launches, libraries)
+    return NvrtcPlan(recipe, cubins, who, launches, libraries)
 
 
 def load_kernel(kernel: Kernel, cubin: bytes, libraries: list[Any]) -> Launch | Decline:

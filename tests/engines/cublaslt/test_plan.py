@@ -265,7 +265,7 @@ def test_names_tell_algorithms_apart(fake: Fake) -> None:
 def test_a_missing_module_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvmath", None)
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
-    found = library_module.open_library.__wrapped__()
+    found = library_module.opened.__wrapped__()
     assert isinstance(found, Decline)
     assert (found.code, "nvmath-python" in found.reason) == (Code.SETUP, True)
     present = replace(gd.Target.named("h200"), present=True)
@@ -279,7 +279,7 @@ def test_a_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("libcublasLt.so.13 was not found")
 
     monkeypatch.setattr(cublasLt, "get_version", absent)
-    found = library_module.open_library.__wrapped__()
+    found = library_module.opened.__wrapped__()
     assert isinstance(found, Decline)
     assert (found.code, "nvidia-cublas" in found.reason) == (Code.SETUP, True)
     assert "libcublasLt.so.13" in found.reason

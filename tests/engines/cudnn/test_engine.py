@@ -13,10 +13,11 @@ from graphdnn.engines.cudnn import plans
 from graphdnn.engines.cudnn.engine import CudnnEngine
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal
+from graphdnn.runtime.cache import NullStore
 from graphdnn.target import Target
 from tests.engines.cudnn.regions import bias, convolution, product
 
-DEVICE: Any = SimpleNamespace(target=Target.named("h200"), stream=7)
+DEVICE: Any = SimpleNamespace(target=Target.named("h200"), stream=7, store=NullStore())
 
 
 def proposal(engine: int, deterministic: bool = True, workspace: int = 0) -> Proposal:
@@ -102,6 +103,6 @@ def test_a_plan_gives_each_tensor_its_address(monkeypatch: pytest.MonkeyPatch) -
     ran: list[tuple[object, ...]] = []
     graph = SimpleNamespace(_execute=lambda *given: ran.append(given))
     monkeypatch.setattr(plans, "HANDLES", SimpleNamespace(on=lambda ordinal, stream: (ordinal, stream)))
-    plan = CudnnPlan(Lowering(graph, ((1, 0), (2, 1), (5, 0), (9, 2))), 3, 256)
+    plan = CudnnPlan(Lowering(graph, ((1, 0), (2, 1), (5, 0), (9, 2))), 3, 256, {})
     plan.enqueue([100, 200, 300], 7, 4096)
     assert ran == [({1: 100, 2: 200, 5: 100, 9: 300}, 4096, (3, 7))]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +40,9 @@ class Shelf:
     def put(self, kind: str, key: str, content: bytes) -> None:
         self.kept[kind, key] = content
 
+    def drop(self, kind: str, key: str) -> None:
+        self.kept.pop((kind, key), None)
+
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_a_source_becomes_a_cubin(arch: str) -> None:
@@ -66,13 +72,34 @@ def test_a_failed_compilation_leaves_no_entry() -> None:
 def test_everything_that_decides_a_cubin_is_in_its_key() -> None:
     flags = ("--gpu-architecture=sm_90",)
     keys = {
-        cache_key(SOURCE, flags, (13, 0)),
-        cache_key(SOURCE + " ", flags, (13, 0)),
-        cache_key(SOURCE, ("--gpu-architecture=sm_80",), (13, 0)),
-        cache_key(SOURCE, (*flags, "--fmad=false"), (13, 0)),
-        cache_key(SOURCE, flags, (13, 1)),
+        cache_key(SOURCE, flags, (13, 0), "13.0.48"),
+        cache_key(SOURCE + " ", flags, (13, 0), "13.0.48"),
+        cache_key(SOURCE, ("--gpu-architecture=sm_80",), (13, 0), "13.0.48"),
+        cache_key(SOURCE, (*flags, "--fmad=false"), (13, 0), "13.0.48"),
+        cache_key(SOURCE, flags, (13, 1), "13.0.48"),
+        cache_key(SOURCE, flags, (13, 0), "13.0.88"),
     }
-    assert len(keys) == 5
+    assert len(keys) == 6
+
+
+def test_threads_that_want_one_cubin_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    started, go = threading.Event(), threading.Event()
+
+    def slow(source: str, flags: object) -> bytes:
+        compiled.append(source)
+        started.set()
+        assert go.wait(10)
+        return ELF
+
+    monkeypatch.setattr(compiler, "run_compiler", slow)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(compile_cubin, SOURCE, "sm_90") for _ in range(8)]
+        assert started.wait(10)
+        time.sleep(0.05)
+        go.set()
+        assert {a.result() for a in answers} == {ELF}
+    assert compiled == [SOURCE]
 
 
 def test_the_compiler_is_here() -> None:

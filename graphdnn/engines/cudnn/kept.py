@@ -1,0 +1,90 @@
+"""What is kept of cuDNN between processes: the answers of its heuristics and its plans, under which keys, how spelled.
+
+An operation graph for a known plan costs more than reading the plan, and its heuristics 10 to 460 ms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphdnn.answer import Decline
+from graphdnn.engines.cudnn.plans import Bindings, CudnnPlan, PlanName, Proposal
+from graphdnn.engines.environment import environment
+from graphdnn.engines.saved import Identity, damaged, facts, pack, spelled, unpack
+from graphdnn.ir.region import Region
+from graphdnn.target import Target
+
+PROPOSALS = "cudnn-proposals"
+PLANS = "cudnn-plan"
+
+
+def here(cudnn: Any, target: Target) -> dict[str, str]:
+    """Device, driver and libraries that an answer or a plan of today is good for."""
+    return environment(target, "cudnn", cudnn=str(cudnn.backend_version()), frontend=cudnn.__version__)
+
+
+def question(cudnn: Any, region: Region, target: Target) -> str:
+    """What the heuristics' answer for a region is kept under."""
+    return spelled({"region": region.key, **here(cudnn, target)})
+
+
+def spell_proposals(found: Sequence[Proposal]) -> bytes:
+    """The heuristics' answer as bytes."""
+    return json.dumps([[str(p.name), p.workspace, list(p.notes), p.deterministic] for p in found]).encode()
+
+
+def read_proposals(content: bytes) -> list[Proposal] | None:
+    """The heuristics' answer again, or None where the bytes are none."""
+    try:
+        rows = json.loads(content)
+        return [read_proposal(row) for row in rows] if isinstance(rows, list) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_proposal(row: Any) -> Proposal:
+    """One plan of the answer.  Raises ValueError where it is not what `spell_proposals` writes."""
+    match row:
+        case [str() as name, int() as workspace, [*notes], bool() as deterministic] if whole(workspace):
+            if all(isinstance(note, str) for note in notes):
+                return Proposal(PlanName.parse(name), workspace, tuple(notes), deterministic)
+    raise ValueError(f"{row!r} describes no plan")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A plan as cuDNN wrote it down (`content`, empty where it could not), with what running it needs beside it."""
+
+    bindings: Bindings
+    workspace: int
+    content: bytes
+
+
+def spell_plan(plan: CudnnPlan) -> bytes:
+    """A built plan as bytes."""
+    beside = {"bindings": plan.bindings, "workspace": plan.workspace_bytes}
+    return pack(plan.who, json.dumps(beside).encode(), plan.content)
+
+
+def read_plan(content: bytes, who: Identity, region: Region) -> Written | Decline:
+    """What `spell_plan` wrote, checked; declines where it is damaged or of another plan, device or version."""
+    parts = unpack(content, who)
+    if isinstance(parts, Decline):
+        return parts
+    beside = facts(parts[0]) if len(parts) == 2 else None
+    if beside is None or beside.keys() != {"bindings", "workspace"}:
+        return damaged("it does not say where its tensors are bound")
+    bindings, workspace = beside["bindings"], beside["workspace"]
+    if not whole(workspace) or not isinstance(bindings, list):
+        return damaged(f"its workspace is {workspace!r} and its bindings are a {type(bindings).__name__}")
+    places = len(region.inputs) + len(region.outputs)
+    if not all(isinstance(b, list) and len(b) == 2 and all(map(whole, b)) and b[1] < places for b in bindings):
+        return damaged(f"its bindings {bindings!r} are not those of {places} tensors")
+    return Written(tuple((uid, index) for uid, index in bindings), workspace, parts[1])
+
+
+def whole(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 2**63
