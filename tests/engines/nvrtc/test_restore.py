@@ -1,0 +1,102 @@
+"""Saved plans of the nvrtc engine, with a stand-in for the driver that loads them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Candidate, Policy
+from graphdnn.engines.nvrtc import compile as compiler
+from graphdnn.engines.nvrtc import engine as module
+from graphdnn.engines.nvrtc.engine import NvrtcEngine
+from graphdnn.engines.nvrtc.launch import NvrtcPlan
+from graphdnn.engines.nvrtc.recipe import Recipe
+from graphdnn.engines.saved import pack
+from graphdnn.ir.region import Region
+from graphdnn.target import Target
+from tests.engines.cudnn.layouts import whole
+from tests.engines.shelf import Shelf
+
+
+def relu(columns: int = 6) -> Region:
+    g = gd.GraphBuilder()
+    return whole(g.build({"y": g.relu(g.input("x", (4, columns), gd.float16))}))
+
+
+def machine(name: str = "h200") -> Any:
+    target = Target.named("h200")
+    return SimpleNamespace(
+        target=target if name == "h200" else gd.Target(**{**vars(target), "name": name}), store=Shelf()
+    )
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, ...]]:
+    """What was loaded, plan by plan."""
+    found: list[tuple[bytes, ...]] = []
+
+    def load(recipe: Recipe, cubins: Any, who: Any) -> NvrtcPlan:
+        found.append(tuple(cubins))
+        return NvrtcPlan(recipe, cubins, who, (), ())
+
+    monkeypatch.setattr(module, "load_plan", load)
+    return found
+
+
+def built(region: Region, device: Any) -> tuple[Candidate, NvrtcPlan]:
+    found = NvrtcEngine().candidates(region, device, Policy())
+    assert not isinstance(found, Decline)
+    plan = NvrtcEngine().build(found[0], device)
+    assert isinstance(plan, NvrtcPlan)
+    return Candidate("nvrtc", region, found[0].name, 0, ""), plan
+
+
+def test_a_restored_plan_has_the_same_kernels_and_needs_no_compiler(
+    loaded: list[tuple[bytes, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, engine = machine(), NvrtcEngine()
+    bare, plan = built(relu(), device)
+    content = engine.save(bare, plan)
+    monkeypatch.setattr(compiler, "run_compiler", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(compiler, "compiler_version", lambda: pytest.fail("the compiler was asked for"))
+    again = engine.restore(bare, content, machine())
+    assert isinstance(again, NvrtcPlan)
+    assert loaded[0] == loaded[1]
+    assert loaded[0][0].startswith(b"\x7fELF")
+    assert (again.name, again.workspace_bytes, again.in_place) == (plan.name, plan.workspace_bytes, plan.in_place)
+    assert engine.save(bare, again) == content
+
+
+def test_damaged_or_foreign_bytes_never_reach_the_driver(loaded: list[tuple[bytes, ...]]) -> None:
+    device, engine = machine(), NvrtcEngine()
+    bare, plan = built(relu(), device)
+    content = engine.save(bare, plan)
+    loaded.clear()
+    for size in range(0, len(content), 97):
+        assert isinstance(engine.restore(bare, content[:size], device), Decline)
+    for position in range(0, len(content), 41):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position % 8
+        assert isinstance(engine.restore(bare, bytes(flipped), device), Decline)
+    for candidate, where in ((bare, machine("h100")), (Candidate("nvrtc", relu(8), bare.name, 0, ""), device)):
+        answer = engine.restore(candidate, content, where)
+        assert isinstance(answer, Decline)
+        assert answer.code == Code.VERSION
+    for parts in ((), (*plan.cubins, b"one more")):
+        answer = engine.restore(bare, pack(plan.who, *parts), device)
+        assert isinstance(answer, Decline)
+        assert answer.code == Code.BUILD
+    assert not loaded
+
+
+def test_the_one_plan_of_a_region_is_found_by_its_name(loaded: list[tuple[bytes, ...]]) -> None:
+    device = machine()
+    bare, _ = built(relu(), device)
+    found = NvrtcEngine().named(relu(), bare.name, device, Policy())
+    assert isinstance(found, Candidate)
+    assert NvrtcEngine().build(found, device)
+    assert isinstance(NvrtcEngine().named(relu(), "other", device, Policy()), Decline)
