@@ -10,8 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Desk, Tried
+from graphdnn.engines.choose import Chosen, Desk
 from graphdnn.engines.contract import Support
+from graphdnn.engines.trial import Tried
+from graphdnn.engines.tune import floor_us
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
@@ -44,6 +46,17 @@ PACKAGES = (
 """Distributions whose versions a report states beside our own."""
 
 
+REFUSED: dict[Code, Verdict] = {
+    Code.OPTION: "excluded",
+    Code.BUILD: "failed",
+    Code.RUN: "failed",
+    Code.NUMBERS: "wrong",
+}
+"""Verdicts on engines that would have taken a region; the other codes are an engine's own "no"."""
+
+FAR = 8.0
+"""Multiple of the floor by bytes and operations above which an estimate is worth a remark."""
+
 NAME = re.compile(r"%(\w(?:[\w.]*\w)?)")
 """A node's or value's name as sentences write it."""
 
@@ -52,7 +65,8 @@ NAME = re.compile(r"%(\w(?:[\w.]*\w)?)")
 class Decisions:
     """Everything that `compile` decided about one graph.
 
-    `expanded` are the composite nodes that no engine took whole, as they stood when the engines were asked.
+    `expanded` are the composite nodes that no engine took whole, as they stood when the engines were asked; `effects`
+    says what the options for choosing did.
     """
 
     graph: Graph
@@ -66,6 +80,7 @@ class Decisions:
     promotions: tuple[Promotion, ...]
     options: CompileOptions
     expanded: tuple[Region, ...] = ()
+    effects: tuple[str, ...] = ()
 
     @cached_property
     def user_names(self) -> dict[str, str]:
@@ -111,6 +126,7 @@ def account(made: Decisions) -> CompileReport:
         passes=tuple(pass_report(p) for p in made.passes),
         versions=versions(made.desk),
         options=made.options.model_dump(mode="json"),
+        effects=made.effects,
     )
 
 
@@ -143,7 +159,7 @@ def own_answer(desk: Desk, engine: str, region: Region, shared: Decline) -> Decl
     Equal regions share one answer, which names the nodes of whichever was asked about first; so the engine is asked
     again, unless the answer names no node because an option or a failed plan is the reason.
     """
-    if shared.code in (Code.OPTION, Code.BUILD, Code.RUN):
+    if shared.code in REFUSED:
         return shared
     by_name = {e.name: e for e in desk.engines}
     own = by_name[engine].supports(region, desk.target, desk.policy)
@@ -193,15 +209,15 @@ def accepted(
         verdict=verdict,
         reason="" if is_chosen else conflict or "a cheaper cover won",
         estimated_us=answer.estimated_us,
+        measured_us=desk.measured(engine, region),
         plans=plan_reports(desk, engine, region),
     )
 
 
 def refused(id: str, engine: str, region: Region, answer: Decline, desk: Desk) -> CandidateReport:
     """An engine's "no" as the report states it."""
-    verdict: Verdict = (
-        "excluded" if answer.code is Code.OPTION else "failed" if answer.code in (Code.BUILD, Code.RUN) else "declined"
-    )
+    offered = desk.offered(engine, region)
+    verdict = REFUSED.get(answer.code, "declined")
     return CandidateReport(
         id=id,
         engine=engine,
@@ -211,6 +227,7 @@ def refused(id: str, engine: str, region: Region, answer: Decline, desk: Desk) -
         code=answer.code.value,
         reason=answer.reason,
         fix=fix_report(answer),
+        estimated_us=offered.estimated_us if offered else None,
         plans=plan_reports(desk, engine, region),
     )
 
@@ -223,10 +240,12 @@ def fix_report(answer: Decline) -> FixReport | None:
 
 
 def plan_reports(desk: Desk, engine: str, region: Region) -> tuple[PlanReport, ...]:
-    return tuple(plan_report(t) for t in desk.tried(engine, region))
+    offered = desk.offered(engine, region)
+    estimated = offered.estimated_us if offered else None
+    return tuple(plan_report(t, estimated) for t in desk.tried(engine, region))
 
 
-def plan_report(tried: Tried) -> PlanReport:
+def plan_report(tried: Tried, estimated_us: float | None) -> PlanReport:
     plan = tried.candidate
     verdict: Verdict = tried.verdict  # type: ignore[assignment]
     return PlanReport(
@@ -235,6 +254,8 @@ def plan_report(tried: Tried) -> PlanReport:
         deterministic=plan.deterministic,
         precision=plan.precision,
         notes=plan.notes,
+        estimated_us=estimated_us,
+        measured_us=tried.measured_us,
         verdict=verdict,
         reason=tried.reason,
     )
@@ -263,16 +284,29 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 kernels=plan.kernels if plan else answer.kernels,
                 precision=plan.candidate.precision if plan else answer.precision,
                 estimated_us=answer.estimated_us,
+                measured_us=plan.measured_us if plan else None,
                 workspace_bytes=plan.candidate.workspace_bytes if plan else answer.workspace_bytes,
                 read_bytes=region.read_bytes,
                 written_bytes=region.written_bytes,
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
                 last_resort=answer.last_resort,
-                notes=plan.candidate.notes if plan else answer.notes,
+                notes=(*(plan.candidate.notes if plan else answer.notes), *remarks(made.desk, region, answer)),
                 alternatives=tuple(c for c in touching(region) if c.verdict != "chosen"),
             )
         )
     return reports
+
+
+def remarks(desk: Desk, region: Region, answer: Support) -> list[str]:
+    """What is to be said of a region's time: why it was not measured, or that its estimate is far from its floor."""
+    outcome = desk.outcome(region)
+    if outcome is not None:
+        return [outcome.note] if outcome.note else []
+    floor = floor_us(region, desk.target, desk.policy.precision)
+    if answer.estimated_us <= FAR * floor or not floor:
+        return []
+    times = answer.estimated_us / floor
+    return [f'estimated {times:.0f} times the floor by bytes and operations; selection="autotune" would measure it']
 
 
 def name_of(region: Region) -> str:

@@ -26,6 +26,7 @@ class Code(StrEnum):
     OPTION = "option"
     BUILD = "build"
     RUN = "run"
+    NUMBERS = "numbers"
 
 
 FIXABLE = frozenset({Code.DTYPE, Code.ALIGNMENT, Code.PRECISION, Code.SETUP, Code.OPTION})

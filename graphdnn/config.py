@@ -12,6 +12,7 @@ from graphdnn.errors import CompileError
 from graphdnn.passes.pipeline import OPTIONAL_PASSES
 
 Bytes = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -23,7 +24,11 @@ class CompileOptions(BaseModel):
     deterministic: only plans that give the same bits on every run.
     workspace_limit: most bytes of scratch that any one plan may use; None is no limit.
     memory_limit: most bytes of intermediates and scratch together; None is no limit.
-    selection: "heuristic" chooses by estimates and the libraries' own order, without timing.
+    selection: "heuristic" chooses by estimates and the libraries' own order, without timing; "autotune" times the plans
+        of each region; "measure" also times competing covers, and keeps the fastest whole.
+    tuning_budget_s: seconds that timing may take; None is no limit.  What was timed until then is used.
+    tuning_memory: most bytes of device memory for what is timed; None is no limit.
+    progress: whether timing shows how far it has come; None shows it on a terminal.
     disabled_passes: passes to leave out, for finding out what one does (OPTIONAL_PASSES in passes/pipeline.py).
     disabled_engines: engines not to ask (MANIFEST in engines/manifest.py).
     cache_dir: directory of the disk cache; None is the default one, "" is no cache.
@@ -35,7 +40,10 @@ class CompileOptions(BaseModel):
     deterministic: bool = False
     workspace_limit: Bytes | None = None
     memory_limit: Bytes | None = None
-    selection: Literal["heuristic"] = "heuristic"
+    selection: Literal["heuristic", "autotune", "measure"] = "heuristic"
+    tuning_budget_s: Seconds | None = None
+    tuning_memory: Bytes | None = None
+    progress: bool | None = None
     disabled_passes: Names = ()
     disabled_engines: Names = ()
     cache_dir: str | None = None

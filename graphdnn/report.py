@@ -123,6 +123,8 @@ class CompileReport(Record):
     passes: tuple[PassReport, ...] = ()
     versions: dict[str, str]
     options: dict[str, object]
+    effects: tuple[str, ...] = ()
+    """What the options for choosing did: what was timed, remembered, interrupted, left out."""
 
     @property
     def estimated_us(self) -> float:

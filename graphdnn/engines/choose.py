@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Support
-from graphdnn.errors import ExecutionError
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support
+from graphdnn.engines.pool import Pool
+from graphdnn.engines.trial import Built, Limits, Plan, Tried, built, ran, refusal_of, within_limits
+from graphdnn.engines.tune import Job, Outcome, Tuner, floor_us
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
-
-Plan = DevicePlan | HostPlan
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A concrete plan and what became of it; `verdict` is "chosen", "slower" (never tried), "excluded" or "failed"."""
-
-    candidate: Candidate
-    verdict: str
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,53 +24,7 @@ class Chosen:
     plan: Plan
     kernels: int
     tried: tuple[Tried, ...]
-
-
-@dataclass
-class Desk:
-    """Asks every engine once about every region and remembers the answers and the plans, by structure."""
-
-    engines: Sequence[Engine]
-    target: Target
-    policy: Policy
-    _answers: dict[str, dict[str, Support | Decline]] = field(default_factory=dict)
-    _plans: dict[tuple[str, str], Chosen | Refused] = field(default_factory=dict)
-
-    def answers(self, region: Region) -> dict[str, Support | Decline]:
-        """Each engine's answer, in the engines' order."""
-        key = region.key
-        if key not in self._answers:
-            self._answers[key] = {e.name: self._ask(e, region) for e in self.engines}
-        return self._answers[key]
-
-    def cheapest(self, region: Region) -> float | None:
-        """Least estimate among the engines that take the region; None where none does."""
-        costs = [a.estimated_us for a in self.answers(region).values() if isinstance(a, Support)]
-        return min(costs, default=None)
-
-    def tried(self, engine_name: str, region: Region) -> tuple[Tried, ...]:
-        """The concrete plans of an engine for a region and what became of them; none where none was asked for."""
-        found = self._plans.get((engine_name, region.key))
-        return found.tried if found else ()
-
-    def _ask(self, engine: Engine, region: Region) -> Support | Decline:
-        answer = engine.supports(region, self.target, self.policy)
-        return answer if isinstance(answer, Decline) else within_limits(answer, engine.name, self.policy)
-
-    def overrule(self, region: Region, answers: dict[str, Support | Decline]) -> None:
-        """What the engines' plans turned out to be, in place of what the engines said of this region."""
-        self._answers[region.key] = dict(answers)
-
-    def plan(self, engine_name: str, region: Region, device: Device) -> Chosen | Refused:
-        """The engine's first plan that builds and runs; equal regions share one."""
-        key = (engine_name, region.key)
-        if key not in self._plans:
-            engine = next(e for e in self.engines if e.name == engine_name)
-            self._plans[key] = first_good(engine, region, device, self.policy)
-        found = self._plans[key]
-        if isinstance(found, Refused):
-            self._answers[region.key][engine_name] = found.decline
-        return found
+    measured_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,100 +35,251 @@ class Refused:
     tried: tuple[Tried, ...] = ()
 
 
-def within_limits(support: Support, engine: str, policy: Policy) -> Support | Decline:
-    """The same "yes", or a decline where an option rules the plan out."""
-    limit = policy.workspace_limit
-    if limit is not None and support.workspace_bytes > limit:
-        return Decline(
-            Code.OPTION,
-            f"{engine} needs {support.workspace_bytes} bytes of scratch here, and workspace_limit is {limit}",
-            Fix("options", "workspace_limit", str(limit), str(support.workspace_bytes)),
-        )
-    if policy.deterministic and not support.deterministic:
-        return Decline(
-            Code.OPTION,
-            f"{engine} gives other bits from run to run here, and deterministic=True is asked for",
-            Fix("options", "deterministic", "True", "False"),
-        )
-    return support
+@dataclass(frozen=True)
+class Decision:
+    """An engine and the name of its plan, decided elsewhere."""
+
+    engine: str
+    plan: str
 
 
-def first_good(engine: Engine, region: Region, device: Device, policy: Policy) -> Chosen | Refused:
-    """Goes through an engine's candidates in its own order until one builds and survives a run on scratch data."""
-    candidates = engine.candidates(region, device, policy)
-    if isinstance(candidates, Decline):
-        return Refused(candidates)
-    tried: list[Tried] = []
-    rest = list(candidates)
-    while rest:
-        candidate = rest.pop(0)
-        excluded = excluded_by(candidate, policy)
-        if excluded:
-            tried.append(Tried(candidate, "excluded", excluded))
-            continue
-        plan = engine.build(candidate, device)
-        actual = candidate if isinstance(plan, Decline | HostPlan) else as_built(candidate, plan)
-        excluded = excluded_by(actual, policy)
-        if excluded:
-            tried.append(Tried(actual, "excluded", excluded))
-            continue
-        kernels = plan if isinstance(plan, Decline) else trial(plan, candidate, device)
-        if isinstance(plan, Decline) or isinstance(kernels, Decline):
-            tried.append(Tried(candidate, "failed", str(kernels)))
-            continue
-        tried.append(Tried(actual, "chosen"))
-        tried.extend(Tried(c, "slower", "its engine ranks it lower; not timed") for c in rest)
-        return Chosen(engine.name, actual, plan, kernels, tuple(tried))
-    reasons = "; ".join(dict.fromkeys(f"{t.candidate.name}: {t.reason}" for t in tried)) or "it proposed none"
-    excluded_all = bool(tried) and all(t.verdict == "excluded" for t in tried)
-    code, fix = (Code.OPTION, loosened(tried, policy)) if excluded_all else (Code.BUILD, None)
-    return Refused(Decline(code, f"none of {engine.name}'s {len(tried)} plans is usable: {reasons}", fix), tuple(tried))
+def nothing(region: Region) -> Decision | None:
+    """Nothing is decided about any region."""
+    return None
 
 
-def as_built(candidate: Candidate, plan: DevicePlan) -> Candidate:
-    """The candidate with the scratch memory that its plan really asks for."""
-    return replace(candidate, workspace_bytes=plan.workspace_bytes)
+Decided = Callable[[Region], Decision | None]
+"""What was decided of a region before any choosing; None where nothing was."""
 
 
-def loosened(excluded: Sequence[Tried], policy: Policy) -> Fix:
-    """The least change of the options that lets one of these plans in."""
-    steady = [t.candidate for t in excluded if t.candidate.deterministic or not policy.deterministic]
-    if not steady:
-        return Fix("options", "deterministic", "True", "False")
-    least = min(c.workspace_bytes for c in steady)
-    return Fix("options", "workspace_limit", str(policy.workspace_limit), str(least))
+@dataclass
+class Desk:
+    """Asks every engine once about every region and remembers the answers and the plans, by structure.
 
-
-def excluded_by(candidate: Candidate, policy: Policy) -> str:
-    """Which option rules a plan out, in words; empty where none does."""
-    limit = policy.workspace_limit
-    if limit is not None and candidate.workspace_bytes > limit:
-        return f"needs {candidate.workspace_bytes} bytes of scratch; workspace_limit is {limit}"
-    if policy.deterministic and not candidate.deterministic:
-        return "gives other bits from run to run; deterministic=True is asked for"
-    return ""
-
-
-def trial(plan: Plan, candidate: Candidate, device: Device) -> int | Decline:
-    """Runs a device plan once on scratch memory, so that lazy loading and first-run failures happen here.
-
-    The memory is zero: lengths and indices in it must not lead outside.  Gives the kernels that one run launches, read
-    off a capture of it.
+    `tuner` times plans where the user asked for it; `threads` build plans at once.  What was `decided` comes first.
     """
-    if isinstance(plan, HostPlan):
-        return 1
-    region = candidate.region
-    sizes = [v.type.span_bytes for v in (*region.inputs, *region.outputs)] + [max(plan.workspace_bytes, 1)]
-    buffers = [device.allocate(n) for n in sizes]
-    *addresses, workspace = [b.handle for b in buffers]
-    try:
-        for address, size in zip(addresses, sizes[:-1], strict=True):
-            device.fill(address, 0, size, device.stream)
-        plan.enqueue(addresses, device.stream, workspace)
-        device.synchronize()
-        return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
-    except ExecutionError as error:
-        return Decline(Code.RUN, f"failed on its first run: {error}")
-    finally:
-        for buffer in buffers:
-            buffer.close()
+
+    engines: Sequence[Engine]
+    target: Target
+    policy: Policy
+    decided: Decided = nothing
+    prober: Prober | None = None
+    tuner: Tuner | None = None
+    threads: int = 1
+    limits: Limits = field(default_factory=Limits)
+    _answers: dict[str, dict[str, Support | Decline]] = field(default_factory=dict)
+    _offered: dict[tuple[str, str], Support] = field(default_factory=dict)
+    _plans: dict[tuple[str, str], Chosen | Refused] = field(default_factory=dict)
+    _outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.limits = replace(Limits.of(self.policy), memory=self.limits.memory, scratch=self.limits.scratch)
+
+    def answers(self, region: Region) -> dict[str, Support | Decline]:
+        """Each engine's answer, in the engines' order."""
+        key = region.key
+        if key not in self._answers:
+            self._answers[key] = {e.name: self._ask(e, region) for e in self.engines}
+        return self._answers[key]
+
+    def _ask(self, engine: Engine, region: Region) -> Support | Decline:
+        answer = engine.supports(region, self.target, self.policy)
+        if isinstance(answer, Decline):
+            return answer
+        self._offered[engine.name, region.key] = answer
+        return within_limits(answer, engine.name, self.limits)
+
+    def offered(self, engine: str, region: Region) -> Support | None:
+        """An engine's "yes" to a region, whatever became of it: an option may have ruled it out, its plans failed."""
+        return self._offered.get((engine, region.key))
+
+    def cheapest(self, region: Region) -> float | None:
+        """Least estimate among the engines that take the region; None where none does."""
+        costs = [self.estimate(e, region) for e, a in self.answers(region).items() if isinstance(a, Support)]
+        return min(costs, default=None)
+
+    def estimate(self, engine: str, region: Region) -> float:
+        """Microseconds that an engine that takes the region is estimated to need.
+
+        Where nobody times plans, the first plan of an engine runs; where its order cannot be trusted, that one's price
+        is asked, not the best one's.
+        """
+        answer = self._answers[region.key][engine]
+        assert isinstance(answer, Support)
+        untimed = answer.untimed_us if self.tuner is None else None
+        return answer.estimated_us if untimed is None else max(answer.estimated_us, untimed)
+
+    def promise(self, engine: str, region: Region) -> float:
+        """Microseconds that an engine that takes the region needs: measured; where it could not be measured, estimated;
+        and where nobody tried yet, a bound by bytes and operations that no plan undercuts."""
+        measured = self.measured(engine, region)
+        if measured is not None:
+            return measured
+        if region.key in self._outcomes:
+            return self.estimate(engine, region)
+        return floor_us(region, self.target, self.policy.precision)
+
+    def measured(self, engine: str, region: Region) -> float | None:
+        """What the engine's best right plan took."""
+        outcome = self._outcomes.get(region.key)
+        best = outcome.best.get(engine) if outcome else None
+        return best.measured_us if best else None
+
+    def outcome(self, region: Region) -> Outcome | None:
+        """What timing found of a region; None where nobody asked for it."""
+        return self._outcomes.get(region.key)
+
+    def fastest(self, region: Region) -> str | None:
+        """The engine with the fastest right plan; None where nothing was timed."""
+        outcome = self._outcomes.get(region.key)
+        return outcome.fastest() if outcome else None
+
+    def tried(self, engine_name: str, region: Region) -> tuple[Tried, ...]:
+        """The concrete plans of an engine for a region and what became of them; none where none was asked for."""
+        found = self._plans.get((engine_name, region.key))
+        if found:
+            return found.tried
+        outcome = self._outcomes.get(region.key)
+        return outcome.tried.get(engine_name, ()) if outcome else ()
+
+    def overrule(self, region: Region, answers: dict[str, Support | Decline]) -> None:
+        """What the engines' plans turned out to be, in place of what the engines said of this region."""
+        self._answers[region.key] = dict(answers)
+
+    def allow(self, memory: int, scratch: int) -> None:
+        """Allows plans no more than `scratch` bytes, since `memory` bytes is all that the arena may take.
+
+        Answers and plans are weighed anew.
+        """
+        self.limits = replace(self.limits, memory=memory, scratch=scratch)
+        for (engine, key), answer in self._offered.items():
+            now = self._answers[key].get(engine)
+            if isinstance(now, Support) or (now is not None and now.code is Code.OPTION):
+                self._answers[key][engine] = within_limits(answer, engine, self.limits)
+        for place, found in list(self._plans.items()):
+            if isinstance(found, Refused) or found.candidate.workspace_bytes > scratch:
+                del self._plans[place]
+        for key, outcome in self._outcomes.items():
+            outcome.allow(self.limits)
+            self._answers[key].update(outcome.refused)
+
+    def tune(self, regions: Sequence[Region]) -> None:
+        """Times the plans of every engine that takes these regions, each structure once.
+
+        An engine none of whose plans is usable turns its "yes" into a "no".
+        """
+        assert self.tuner is not None
+        fresh = {r.key: r for r in regions if r.key not in self._outcomes}
+        for key in [k for k, r in fresh.items() if self.decided(r) is not None]:
+            self._outcomes[key] = Outcome(note="decided beforehand")
+            del fresh[key]
+        jobs = [Job(r, self._takers(r)) for r in fresh.values()]
+        for job, outcome in zip(jobs, self.tuner.tune(jobs), strict=True):
+            self._outcomes[job.region.key] = outcome
+            self._answers[job.region.key].update(outcome.refused)
+
+    def _takers(self, region: Region) -> tuple[tuple[Engine, Support], ...]:
+        """Engines that take a region, the cheapest by estimate first."""
+        answers = self.answers(region)
+        found = [(e, a) for e in self.engines if isinstance(a := answers[e.name], Support)]
+        return tuple(sorted(found, key=lambda pair: pair[1].estimated_us))
+
+    def plan(self, engine_name: str, region: Region, device: Device) -> Chosen | Refused:
+        """The engine's plan for a region; see `plan_all`."""
+        return self.plan_all([(engine_name, region)], device)[0]
+
+    def plan_all(self, wanted: Sequence[tuple[str, Region]], device: Device) -> list[Chosen | Refused]:
+        """For each engine and region the plan that was decided, or timed as fastest, or the first that builds and runs.
+
+        Equal regions share one.  Plans are built in several threads and run one after the other, in the order given.
+        """
+        fresh = {(e, r.key): r for e, r in wanted if (e, r.key) not in self._plans}
+        by_name = {e.name: e for e in self.engines}
+        attempts = {place: Attempt(by_name[place[0]], region, device, self) for place, region in fresh.items()}
+        pool = Pool(min(self.threads, len(attempts)))
+        firsts = pool.all([partial(a.advance) for a in attempts.values()])
+        pool.close()
+        for (place, attempt), first in zip(attempts.items(), firsts, strict=True):
+            found = self._plans[place] = attempt.settle(first)
+            if isinstance(found, Refused):
+                self._answers[place[1]][place[0]] = found.decline
+        return [self._plans[e, r.key] for e, r in wanted]
+
+
+class Attempt:
+    """The way to an engine's plan for one region: one that was decided or timed, then its own candidates in order."""
+
+    def __init__(self, engine: Engine, region: Region, device: Device, desk: Desk) -> None:
+        self._engine = engine
+        self._region = region
+        self._device = device
+        self._desk = desk
+        self._tried: list[Tried] = []
+        self._rest: list[Candidate] | None = None
+        self._refusal: Decline | None = None
+        outcome = desk.outcome(region)
+        self._timed = outcome.best.get(engine.name) if outcome else None
+        self._ready = outcome.plans.get(engine.name) if outcome else None
+        self._name = self._timed.candidate.name if self._timed else self._decided()
+
+    def _decided(self) -> str | None:
+        decision = self._desk.decided(self._region)
+        return decision.plan if decision is not None and decision.engine == self._engine.name else None
+
+    def advance(self) -> Built | None:
+        """The next plan that no option rules out and that builds; None where there is none.  May run in any thread."""
+        if self._ready is not None:
+            return self._ready
+        while (candidate := self._next()) is not None:
+            one = built(self._engine, candidate, self._device, self._desk.limits)
+            if isinstance(one, Built):
+                return one
+            self._tried.append(one)
+        return None
+
+    def _next(self) -> Candidate | None:
+        """The next candidate.  What has a name needs no heuristics, which may take half a second."""
+        with self._device:
+            if self._name is not None:
+                name, self._name = self._name, None
+                found = self._engine.named(self._region, name, self._device, self._desk.policy)
+                if isinstance(found, Candidate):
+                    return found
+            if self._rest is None:
+                proposed = self._engine.candidates(self._region, self._device, self._desk.policy)
+                self._refusal = proposed if isinstance(proposed, Decline) else None
+                names = {t.candidate.name for t in self._tried}
+                self._rest = [] if isinstance(proposed, Decline) else [c for c in proposed if c.name not in names]
+        return self._rest.pop(0) if self._rest else None
+
+    def settle(self, first: Built | None) -> Chosen | Refused:
+        """The first plan that also runs, or why there is none."""
+        one = first
+        while one is not None:
+            done = one if one is self._ready else ran(one, self._device, self._desk.prober)
+            if isinstance(done, Built):
+                return self._chosen(done)
+            self._tried.append(done)
+            one = self.advance()
+        if self._refusal is not None and not self._tried:
+            return Refused(self._refusal)
+        tried = tuple(self._tried)
+        return Refused(refusal_of(self._engine.name, tried, self._desk.limits), tried)
+
+    def _chosen(self, one: Built) -> Chosen:
+        engine, outcome = self._engine.name, self._desk.outcome(self._region)
+        if outcome is not None and self._timed is not None and self._timed.candidate.name == one.candidate.name:
+            tried = tuple(beside(t, self._timed, one) for t in outcome.tried[engine])
+            return Chosen(engine, one.candidate, one.plan, one.kernels, tried, self._timed.measured_us)
+        rest = (Tried(c, "slower", "its engine ranks it lower; not timed") for c in self._rest or ())
+        tried = (*self._tried, Tried(one.candidate, "chosen"), *rest)
+        return Chosen(engine, one.candidate, one.plan, one.kernels, tried)
+
+
+def beside(entry: Tried, best: Tried, chosen: Built) -> Tried:
+    """A timed plan beside the fastest one, as the report says it."""
+    if entry is best:
+        return replace(entry, candidate=chosen.candidate, verdict="chosen", reason="")
+    if entry.verdict == "slower" and entry.measured_us is not None and not entry.reason:
+        return replace(entry, reason=f"took {entry.measured_us:.1f} us against {best.measured_us or 0.0:.1f}")
+    return entry

@@ -1,51 +1,309 @@
-"""How long a plan takes on the device: the median of event-timed launches of a captured graph."""
+"""What plans and whole schedules take on a device: medians of event-timed launches of captured graphs, caches cold.
+
+Inputs and outputs come in several sets that are used in turn, so that what a run reads is not in the cache, and what is
+left there of small sets is written over before each launch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
-from graphdnn.engines.contract import DevicePlan
-from graphdnn.runtime.device import CudaDevice
+import numpy as np
 
-REPEATS = 8
-"""Runs of the plan in one captured graph, so that the gap between launches does not count."""
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Bench, Device, DevicePlan, HostPlan, Timing
+from graphdnn.errors import ExecutionError
+from graphdnn.ir.region import ALIGNMENT, Region
+from graphdnn.ir.types import Array, TensorType
+from graphdnn.runtime.arrays import empty
+from graphdnn.runtime.device import CudaDevice, HostDevice
+from graphdnn.runtime.program import Program
+from graphdnn.runtime.schedule import Place, Schedule
 
-SAMPLES = 9
+RUNS = 8
+"""Runs in one captured graph at least, so that the gap between launches does not count."""
+
+MOST_SETS = 64
+GRAPH_US = 5000.0
+"""What one launch of the captured graph may take; of slower plans it holds fewer runs."""
+
 WARM_UP = 2
+LEAST_SAMPLES, MOST_SAMPLES = 5, 15
+ENOUGH_US = 3000.0
+"""Samples are taken until they last so long together."""
+
+HOPELESS = 3.0
+"""A plan whose first runs take this multiple of the best time so far is dropped."""
+
+UNCAPTURED_US = 150.0
+"""What host work may add to the time of a plan that is launched by itself."""
+
+POISON = 0xFF
+"""Every float of such bytes is NaN."""
 
 
-class Timer:
-    """Times plans on one device, on a stream of ours."""
+class CudaTimer:
+    """Times plans on a stream of ours, with at most `memory` bytes for their data; None is no limit."""
 
-    def __init__(self, device: CudaDevice, repeats: int = REPEATS, samples: int = SAMPLES) -> None:
+    def __init__(self, device: CudaDevice, memory: int | None = None) -> None:
         self._device = device
-        self._repeats = repeats
-        self._samples = samples
+        self._memory = memory
 
-    def measure(self, plan: DevicePlan, addresses: Sequence[int], *rotated: Sequence[int], workspace: int = 0) -> float:
-        """Median microseconds of one run.  Further sets of addresses are used in turn with the first, so that inputs
-        which together exceed the cache are read from memory.  Raises ExecutionError when the plan fails.
-        """
-        sets = (addresses, *rotated)
+    def bench(self, region: Region, inputs: Sequence[Array]) -> Bench | Decline:
+        """Sets of the region's tensors, the inputs filled with these arrays.  Declines where one set does not fit."""
+        one = sum(v.type.span_bytes + ALIGNMENT for v in (*region.inputs, *region.outputs))
+        if self._memory is not None and one > self._memory:
+            return Decline(Code.OPTION, f"one set of its tensors takes {one} bytes; tuning_memory is {self._memory}")
+        count = min(MOST_SETS, max(1, math.ceil(2 * self._device.target.l2_bytes / max(one, 1))))
+        if self._memory is not None:
+            count = min(count, max(1, self._memory // max(one, 1)))
+        try:
+            return CudaBench(self._device, region, inputs, count, self._memory)
+        except ExecutionError as error:
+            return Decline(Code.RUN, f"its tensors do not fit on the device: {error}")
+
+    def whole(self, placed: Schedule) -> float:
+        """Microseconds of one run of a whole schedule, captured as one graph.  Raises ExecutionError."""
+        return ScheduleRun(self._device, placed).measure()
+
+
+class CudaBench:
+    """One region's tensors on the device, in `count` sets."""
+
+    def __init__(
+        self, device: CudaDevice, region: Region, inputs: Sequence[Array], count: int, memory: int | None
+    ) -> None:
+        self._device = device
+        self._outputs = region.outputs
+        # Views may start anywhere, and a plan may run another kernel then.
+        shifts = [a if a < ALIGNMENT else 0 for a in region.alignments]
+        types = [v.type for v in (*region.inputs, *region.outputs)]
+        sizes = [t.span_bytes + s for t, s in zip(types, shifts + [0] * len(region.outputs), strict=True)]
+        self._left = None if memory is None else memory - count * sum(sizes)
+        self._buffers = [[device.allocate(n) for n in sizes] for _ in range(count)]
+        starts = shifts + [0] * len(region.outputs)
+        self._sets = [[b.handle + s for b, s in zip(row, starts, strict=True)] for row in self._buffers]
+        for address, array, value in zip(self._sets[0], inputs, region.inputs, strict=False):
+            ordered = in_memory_order(array, value.type)
+            device.write(address, ordered.ctypes.data, value.type.span_bytes)
+        for row in self._sets[1:]:
+            for target, source, value in zip(row, self._sets[0], region.inputs, strict=False):
+                device.copy(target, source, value.type.span_bytes, device.stream)
+        small = count * sum(sizes) < 2 * device.target.l2_bytes
+        self._flush = device.allocate(device.target.l2_bytes) if small else None
+        self._workspace = device.allocate(1)
+        device.synchronize()
+
+    def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
+        """The outputs of one run on the first set."""
+        device, addresses = self._device, self._sets[0]
+        ends = addresses[len(addresses) - len(self._outputs) :]
+        with device:
+            workspace = self._scratch(plan)
+            for address, value in zip(ends, self._outputs, strict=True):
+                device.fill(address, POISON, value.type.span_bytes, device.stream)
+            device_plan(plan).enqueue(addresses, device.stream, workspace)
+            arrays = [empty(v.type) for v in self._outputs]
+            for array, address, value in zip(arrays, ends, self._outputs, strict=True):
+                device.download(array.ctypes.data, address, value.type.span_bytes, device.stream)
+            device.synchronize()
+        return arrays
+
+    def measure(self, plan: DevicePlan | HostPlan, best_us: float) -> Timing:
+        """Median of event-timed launches of a graph that runs the plan on every set in turn."""
+        device, sets = self._device, self._sets
+        with device:
+            workspace = self._scratch(plan)
+            run = device_plan(plan).enqueue
+            run(sets[0], device.stream, workspace)
+            first = self._timed(lambda: run(sets[0], device.stream, workspace))
+            if first > HOPELESS * best_us + UNCAPTURED_US:
+                return Timing(first, is_dropped=True)
+            runs = max(1, min(max(RUNS, len(sets)), int(GRAPH_US / max(first, 1.0))))
+
+            def issue(stream: int) -> None:
+                for turn in range(runs):
+                    run(sets[turn % len(sets)], stream, workspace)
+
+            return sampled(device, device.capture(issue).launch, runs, best_us, self._clear)
+
+    def _timed(self, work: Callable[[], None]) -> float:
         device = self._device
+        start, end = device.event(timing=True), device.event(timing=True)
+        device.record(start, device.stream)
+        work()
+        device.record(end, device.stream)
+        device.wait_on_host(end)
+        return device.elapsed_us(start, end)
+
+    def _clear(self) -> None:
+        """Writes over what the cache holds, where all sets together do not."""
+        if self._flush is not None:
+            self._device.fill(self._flush.handle, 0, self._flush.nbytes, self._device.stream)
+
+    def _scratch(self, plan: DevicePlan | HostPlan) -> int:
+        """Address of the plan's scratch memory.  Raises ExecutionError where there is not so much."""
+        needed = device_plan(plan).workspace_bytes
+        if self._left is not None and needed > self._left:
+            raise ExecutionError(f"it takes {needed} bytes of scratch, and tuning_memory leaves {max(0, self._left)}")
+        if needed > self._workspace.nbytes:
+            self._workspace.close()
+            self._workspace = self._device.allocate(needed)
+        return int(self._workspace.handle)
+
+    def close(self) -> None:
+        buffers = [b for row in self._buffers for b in row]
+        for buffer in (*buffers, self._workspace, *([self._flush] if self._flush else [])):
+            buffer.close()
+
+
+class ScheduleRun:
+    """A whole schedule on memory of its own: floats random, everything else zero, so that no index leads outside."""
+
+    def __init__(self, device: CudaDevice, placed: Schedule) -> None:
+        self._device = device
+        self._placed = placed
+        graph = placed.graph
+        types = {name: graph.output_type(name) for name in graph.outputs}
+        self._spaces: dict[str, dict[str, Any]] = {
+            "input": {n: self._memory(v.type) for n, v in graph.inputs.items()},
+            "constant": {n: self._memory(v.type) for n, v in graph.constants.items()},
+            "state": {n: self._memory(v.type) for n, v in graph.states.items()},
+            "output": {n: device.allocate(t.span_bytes) for n, t in types.items()},
+            "arena": {"": device.allocate(placed.arena_bytes)},
+        }
+        device.fill(self._spaces["arena"][""].handle, 0, max(placed.arena_bytes, 1), device.stream)
+
+    def _memory(self, type: TensorType) -> Any:
+        memory = self._device.allocate(type.span_bytes)
+        self._device.fill(memory.handle, 0, max(type.span_bytes, 1), self._device.stream)
+        if type.dtype.is_float:
+            drawn = np.random.default_rng(0).standard_normal(min(type.extent, 1_000_003), np.float32)
+            array = np.resize(drawn.astype(type.dtype.numpy), type.extent)
+            self._device.write(memory.handle, array.ctypes.data, array.nbytes)
+        return memory
+
+    def _address(self, place: Place) -> int:
+        return int(self._spaces[place.space][place.name].handle) + place.offset
+
+    def measure(self) -> float:
+        placed, device = self._placed, self._device
+        arena = self._spaces["arena"][""].handle
+        work = []
+        for step, offset in zip(placed.steps, placed.workspaces, strict=True):
+            assert step.plan is not None
+            region = step.region
+            addresses = [self._address(placed.places[v]) for v in (*region.inputs, *region.outputs)]
+            work.append((device_plan(step.plan), addresses, arena + offset))
+        copies = [(self._address(c.target), self._address(c.source), c.type.span_bytes) for c in placed.copies]
 
         def issue(stream: int) -> None:
-            for turn in range(self._repeats):
-                plan.enqueue(sets[turn % len(sets)], stream, workspace)
+            for plan, addresses, workspace in work:
+                plan.enqueue(addresses, stream, workspace)
+            for target, source, nbytes in copies:
+                device.copy(target, source, nbytes, stream)
 
         with device:
             issue(device.stream)
             device.synchronize()
-            graph = device.capture(issue)
-            for _ in range(WARM_UP):
-                graph.launch(device.stream)
-            start, end = device.event(timing=True), device.event(timing=True)
-            times = []
-            for _ in range(self._samples):
-                device.record(start, device.stream)
-                graph.launch(device.stream)
-                device.record(end, device.stream)
-                device.wait_on_host(end)
-                times.append(device.elapsed_us(start, end) / self._repeats)
-            return median(times)
+            return sampled(device, device.capture(issue).launch, 1, math.inf, lambda: None).us
+
+
+def sampled(
+    device: CudaDevice, launch: Callable[[int], None], runs: int, best_us: float, clear: Callable[[], None]
+) -> Timing:
+    """Median microseconds of one of the `runs` of a launch, over as many launches as it takes to know."""
+    for _ in range(WARM_UP):
+        launch(device.stream)
+    start, end = device.event(timing=True), device.event(timing=True)
+    times: list[float] = []
+    while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and sum(times) * runs < ENOUGH_US):
+        clear()
+        device.record(start, device.stream)
+        launch(device.stream)
+        device.record(end, device.stream)
+        device.wait_on_host(end)
+        times.append(device.elapsed_us(start, end) / runs)
+        if len(times) == 2 and min(times) > HOPELESS * best_us:
+            return Timing(min(times), is_dropped=True)
+    return Timing(median(times))
+
+
+class HostTimer:
+    """Times plans in host memory by the clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+
+    def bench(self, region: Region, inputs: Sequence[Array]) -> Bench | Decline:
+        return HostBench(inputs, self._clock)
+
+    def whole(self, placed: Schedule) -> float:
+        """Microseconds of one run of a whole schedule."""
+        graph = placed.graph
+        program = Program(graph, placed, HostDevice())
+        inputs = {name: np.zeros(v.type.shape, v.type.dtype.numpy) for name, v in graph.inputs.items()}
+        return clocked(self._clock, lambda: program.run(inputs), math.inf).us
+
+
+class HostBench:
+    """One region's inputs in host memory."""
+
+    def __init__(self, inputs: Sequence[Array], clock: Callable[[], float]) -> None:
+        self._inputs = inputs
+        self._clock = clock
+
+    def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
+        return host_plan(plan).run(self._inputs)
+
+    def measure(self, plan: DevicePlan | HostPlan, best_us: float) -> Timing:
+        run = host_plan(plan).run
+        return clocked(self._clock, lambda: run(self._inputs), best_us)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def clocked(clock: Callable[[], float], run: Callable[[], object], best_us: float) -> Timing:
+    """Median microseconds of a call."""
+    run()
+    times: list[float] = []
+    while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and sum(times) < ENOUGH_US):
+        start = clock()
+        run()
+        times.append(1e6 * (clock() - start))
+        if len(times) == 2 and min(times) > HOPELESS * best_us:
+            return Timing(min(times), is_dropped=True)
+    return Timing(median(times))
+
+
+def timer_for(device: Device, memory: int | None = None) -> CudaTimer | HostTimer:
+    """What times plans on a device, with at most `memory` bytes for their data."""
+    return CudaTimer(device, memory) if isinstance(device, CudaDevice) else HostTimer()
+
+
+def in_memory_order(array: Array, type: TensorType) -> Array:
+    """The array where its elements lie as the type's strides say; a copy where they do not."""
+    strides = tuple(s * type.dtype.itemsize for s in type.layout)
+    wanted = [s for s, n in zip(strides, type.shape, strict=True) if n > 1]
+    if [s for s, n in zip(array.strides, type.shape, strict=True) if n > 1] == wanted:
+        return array
+    copied = empty(type)
+    np.copyto(copied, array)
+    return copied
+
+
+def device_plan(plan: DevicePlan | HostPlan) -> DevicePlan:
+    if isinstance(plan, HostPlan):
+        raise ExecutionError("a plan in host memory does not run on a device")
+    return plan
+
+
+def host_plan(plan: DevicePlan | HostPlan) -> HostPlan:
+    if not isinstance(plan, HostPlan):
+        raise ExecutionError("a plan for a device does not run in host memory")
+    return plan

@@ -15,14 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from pydantic import ValidationError
-
 from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile, conversion, resolve
 from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Desk, as_built, excluded_by, trial
+from graphdnn.engines.choose import Chosen, Desk
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.engines.manifest import engines_for
+from graphdnn.engines.trial import as_built, trial
 from graphdnn.errors import CompileError, SavedFileError
 from graphdnn.executable import Decided, Executable, Pick
 from graphdnn.ir.graph import Graph
@@ -112,12 +111,7 @@ class File:
 
     @cached_property
     def report(self) -> CompileReport:
-        try:
-            return CompileReport.model_validate_json(self.section("report"))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise SavedFileError(f"{self.who}: report: {where}: {first['msg']}") from None
+        return read_record(f"{self.who}: report", self.section("report"), CompileReport)
 
     def read_rest(self) -> None:
         """Reads the user's graph, which must be called as the prepared one is, and the report."""
@@ -219,8 +213,8 @@ def tried(
     """A restored plan that ran once, so that nothing of it is loaded later inside a capture."""
     if isinstance(plan, Decline):
         return plan
-    actual = candidate if isinstance(plan, HostPlan) else as_built(candidate, plan)
-    excluded = excluded_by(actual, desk.policy)
+    actual = as_built(candidate, plan)
+    excluded = desk.limits.excludes(actual.workspace_bytes, actual.deterministic)
     if excluded:
         return Decline(Code.BUILD, excluded)
     launched = trial(plan, actual, device)

@@ -26,6 +26,13 @@ MAY_IMPORT = {
 """What each lower part may import of graphdnn; the files above them may import all of these."""
 
 TOP = {
+    "diff",
+    "lock",
+    "plans_view",
+    "planning",
+    "progress",
+    "session",
+    "variants",
     "config",
     "replay",
     "report",
@@ -47,7 +54,7 @@ ONLY_IN = {
     "ml_dtypes": ("graphdnn/ir/types.py",),
     "networkx": ("graphdnn/passes/layout",),
     "pydantic": ("graphdnn/config.py", "graphdnn/report.py", "graphdnn/ir/document", "graphdnn/saved/"),
-    "rich": ("graphdnn/explain.py", "graphdnn/cli.py"),
+    "rich": ("graphdnn/explain.py", "graphdnn/cli.py", "graphdnn/progress.py"),
 }
 """Libraries that a few files only may import."""
 

@@ -7,12 +7,13 @@ import pytest
 from cuda.bindings import nvrtc
 
 import graphdnn as gd
-from graphdnn import compiler
 from graphdnn.answer import Code, Decline
 from graphdnn.engines import manifest
 from graphdnn.engines.choose import Desk
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.nvrtc import compile as nvrtc_compile
+from graphdnn.passes.select import Cover
+from graphdnn.planning import Problem, planned
 from tests.cases import graphs
 from tests.cases.fake_engine import FakeEngine
 from tests.planned import H200, answers, h200_report
@@ -64,10 +65,10 @@ def without_nvrtc(monkeypatch: pytest.MonkeyPatch):
     nvrtc_compile.compiler_version.cache_clear()
 
 
-def covered(graph: gd.Graph, *engines: str) -> compiler.Cover:
+def covered(graph: gd.Graph, *engines: str) -> Cover:
     """The cover on a present H200 by these engines."""
     desk = Desk([manifest.load_engine(e) for e in engines], PRESENT, Policy())
-    return compiler.planned(graph, desk, None, gd.CompileOptions()).cover
+    return planned(Problem(graph, desk, None, gd.CompileOptions())).cover
 
 
 def softmax() -> gd.Graph:

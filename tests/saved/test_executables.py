@@ -61,7 +61,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr(compiler, "planned", refuse)
+    monkeypatch.setattr(compiler, "fitted", refuse)
     monkeypatch.setattr("graphdnn.engines.reference.ReferenceEngine.candidates", refuse)
     monkeypatch.setattr("graphdnn.engines.reference.ReferenceEngine.supports", refuse)
 

@@ -1,0 +1,141 @@
+"""The plans of one region against each other: run, computed, timed on one bench, and at last judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field, replace
+
+from graphdnn.answer import Decline
+from graphdnn.engines.budget import Budget
+from graphdnn.engines.check import Finding, Referee
+from graphdnn.engines.contract import Bench, Candidate, Support
+from graphdnn.engines.trial import Built, Tried
+from graphdnn.errors import ExecutionError
+
+HOPELESS = 20.0
+"""An engine whose estimate is this multiple of the best time so far is not timed."""
+
+FirstRun = Callable[[Built], Built | Tried]
+"""Runs a plan for the first time."""
+
+
+@dataclass
+class Queue:
+    """One engine's plans that are being built, those that are too far down, or its refusal."""
+
+    builds: list[tuple[Candidate, Future[Built | Tried]]] = field(default_factory=list)
+    rest: tuple[Candidate, ...] = ()
+    refusal: Decline | None = None
+
+    def cancel(self) -> None:
+        for _, future in self.builds:
+            future.cancel()
+
+
+class Contest:
+    """The plans of one region on one bench.  A plan that nobody times for being hopeless may still bear witness."""
+
+    def __init__(self, bench: Bench, referee: Referee, budget: Budget, first_run: FirstRun, floor_us: float) -> None:
+        self._bench = bench
+        self._referee = referee
+        self._budget = budget
+        self._first_run = first_run
+        self._floor_us = floor_us
+        self._best_us = math.inf
+        self._tried: dict[str, list[Tried]] = {}
+        self._right: list[tuple[Built, Tried, Finding]] = []
+        self._witnesses: list[tuple[Candidate, Future[Built | Tried]]] = []
+        self._refused: dict[str, Decline] = {}
+        self.is_complete = True
+
+    def run(self, queue: Queue, engine: str, support: Support, show: Callable[[str, float], None]) -> None:
+        """Times one engine's plans, in its order."""
+        tried = self._tried.setdefault(engine, [])
+        if queue.refusal is not None:
+            self._refused[engine] = queue.refusal
+            return
+        if support.estimated_us > HOPELESS * self._best_us:
+            reason = f"not timed: estimated {support.estimated_us:.1f} us against {self._best_us:.1f}"
+            tried += [Tried(c, "slower", reason) for c, _ in queue.builds]
+            self._witnesses += queue.builds[:1]
+            for _, future in queue.builds[1:]:
+                future.cancel()
+        else:
+            for candidate, future in queue.builds:
+                if self._budget.is_over:
+                    future.cancel()
+                    self.is_complete = False
+                    tried.append(Tried(candidate, "slower", f"not timed: {self._budget.ending}"))
+                    continue
+                show(f"{engine} {candidate.name}", self._best_us)
+                self._one(finished(candidate, future), tried)
+        tried += [Tried(c, "slower", "its engine ranks it lower; not timed") for c in queue.rest]
+
+    def _one(self, one: Built | Tried, tried: list[Tried]) -> None:
+        """Runs a built plan, keeps what it computed, and times it."""
+        if isinstance(one, Built):
+            one = self._first_run(one)
+        if isinstance(one, Tried):
+            tried.append(one)
+            return
+        try:
+            finding = self._computed(one)
+            timing = self._bench.measure(one.plan, self._best_us)
+        except ExecutionError as error:
+            tried.append(Tried(one.candidate, "failed", f"failed when timed: {error}"))
+            return
+        reason = f"dropped after its first runs, the best taking {self._best_us:.1f} us" if timing.is_dropped else ""
+        entry = Tried(one.candidate, "slower", reason, timing.us)
+        tried.append(entry)
+        self._right.append((one, entry, finding))
+        # A wrong plan must not make right ones look hopeless: one that is too fast to be true counts as the floor.
+        if self._referee.needs_voices or not self._referee.judge([finding])[0]:
+            self._best_us = min(self._best_us, max(timing.us, self._floor_us))
+
+    def _computed(self, one: Built) -> Finding:
+        candidate = one.candidate
+        voice = f"{candidate.engine} {candidate.name.split('_')[0]}"
+        return self._referee.finding(voice, candidate.precision, self._bench.results(one.plan))
+
+    def finish(self) -> tuple[dict[str, tuple[Tried, ...]], dict[str, Built], dict[str, Decline]]:
+        """What became of every plan, the fastest right one of each engine, and the engines that refused."""
+        findings = [f for _, _, f in self._right]
+        wrong = self._referee.judge([*findings, *self._testimony()])
+        fastest: dict[str, tuple[float, Built]] = {}
+        verdicts: dict[int, Tried] = {}
+        for (one, entry, _), reason in zip(self._right, wrong, strict=False):
+            if reason:
+                verdicts[id(entry)] = replace(entry, verdict="wrong", reason=reason)
+                continue
+            us, engine = entry.measured_us or math.inf, one.candidate.engine
+            if us < fastest.get(engine, (math.inf, one))[0]:
+                fastest[engine] = (us, one)
+        tried = {e: tuple(verdicts.get(id(t), t) for t in plans) for e, plans in self._tried.items()}
+        return tried, {e: one for e, (_, one) in fastest.items()}, self._refused
+
+    def _testimony(self) -> list[Finding]:
+        """Results of plans that were not timed, where the timed ones are of one voice and too large to check."""
+        voices = {f.voice for _, _, f in self._right}
+        found: list[Finding] = []
+        for candidate, future in self._witnesses:
+            if len(voices) != 1 or not self._referee.needs_voices:
+                future.cancel()
+                continue
+            one = finished(candidate, future)
+            one = self._first_run(one) if isinstance(one, Built) else one
+            if isinstance(one, Built):
+                try:
+                    found.append(self._computed(one))
+                except ExecutionError:
+                    continue  # it was not to be chosen anyway
+        return found
+
+
+def finished(candidate: Candidate, future: Future[Built | Tried]) -> Built | Tried:
+    """A plan once it is built."""
+    try:
+        return future.result()
+    except CancelledError:
+        return Tried(candidate, "slower", "not built")

@@ -1,0 +1,154 @@
+"""What becomes of one plan: ruled out by an option, built, run once on scratch memory, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from graphdnn.answer import Code, Decline, Fix
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Prober, Support
+from graphdnn.errors import ExecutionError
+
+Plan = DevicePlan | HostPlan
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the options allow a plan: at most `workspace` bytes of scratch, and at most `scratch` where intermediates
+    leave no more of the `memory` that the whole arena may take."""
+
+    workspace: int | None = None
+    deterministic: bool = False
+    memory: int | None = None
+    scratch: int | None = None
+
+    @staticmethod
+    def of(policy: Policy) -> Limits:
+        return Limits(policy.workspace_limit, policy.deterministic)
+
+    def excludes(self, workspace_bytes: int, deterministic: bool) -> str:
+        """Which option rules such a plan out, in words; empty where none does."""
+        if self.workspace is not None and workspace_bytes > self.workspace:
+            return f"needs {workspace_bytes} bytes of scratch; workspace_limit is {self.workspace}"
+        if self.scratch is not None and workspace_bytes > self.scratch:
+            return f"needs {workspace_bytes} bytes of scratch; memory_limit={self.memory} leaves {self.scratch}"
+        if self.deterministic and not deterministic:
+            return "gives other bits from run to run; deterministic=True is asked for"
+        return ""
+
+    def loosened(self, workspace_bytes: int, deterministic: bool) -> Fix:
+        """The least change of the options that lets such a plan in."""
+        if self.deterministic and not deterministic:
+            return Fix("options", "deterministic", "True", "False")
+        if self.workspace is not None and workspace_bytes > self.workspace:
+            return Fix("options", "workspace_limit", str(self.workspace), str(workspace_bytes))
+        more = workspace_bytes - (self.scratch or 0)
+        return Fix("options", "memory_limit", str(self.memory), str((self.memory or 0) + more))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A concrete plan and what became of it.
+
+    `verdict` is "chosen", "slower" (timed, or never tried), "excluded", "failed" or "wrong".
+    """
+
+    candidate: Candidate
+    verdict: str
+    reason: str = ""
+    measured_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan that was built, with the candidate as it turned out to be, and the kernels that one run launches."""
+
+    candidate: Candidate
+    plan: Plan
+    kernels: int = 1
+
+
+def within_limits(support: Support, engine: str, limits: Limits) -> Support | Decline:
+    """The same "yes", or a decline where an option rules the plan out."""
+    excluded = limits.excludes(support.workspace_bytes, support.deterministic)
+    if not excluded:
+        return support
+    return Decline(Code.OPTION, f"{engine} {excluded}", limits.loosened(support.workspace_bytes, support.deterministic))
+
+
+def built(engine: Engine, candidate: Candidate, device: Device, limits: Limits) -> Built | Tried:
+    """The plan made ready to run, or what kept it from that.  Plans of several threads may be built at once."""
+    excluded = limits.excludes(candidate.workspace_bytes, candidate.deterministic)
+    if excluded:
+        return Tried(candidate, "excluded", excluded)
+    try:
+        with device:
+            plan = engine.build(candidate, device)
+    except ExecutionError as error:
+        return Tried(candidate, "failed", f"could not be built: {error}")
+    except Exception as error:
+        error.add_note(f"while {engine.name} built {candidate.name} for {candidate.region.pattern}")
+        raise
+    if isinstance(plan, Decline):
+        return Tried(candidate, "failed", str(plan))
+    actual = as_built(candidate, plan)
+    excluded = limits.excludes(actual.workspace_bytes, actual.deterministic)
+    return Tried(actual, "excluded", excluded) if excluded else Built(actual, plan)
+
+
+def as_built(candidate: Candidate, plan: Plan) -> Candidate:
+    """The candidate with the scratch memory that its plan really asks for."""
+    return candidate if isinstance(plan, HostPlan) else replace(candidate, workspace_bytes=plan.workspace_bytes)
+
+
+def ran(one: Built, device: Device, prober: Prober | None) -> Built | Tried:
+    """The same plan after its first run, or the failure.  Unknown plans run where a fault does no harm first."""
+    candidate = one.candidate
+    if prober is not None and not candidate.is_known:
+        refusal = prober.probe(candidate.region, candidate.engine, candidate.name)
+        if refusal is not None:
+            return Tried(candidate, "failed", str(refusal))
+    kernels = trial(one.plan, candidate, device)
+    return Tried(candidate, "failed", str(kernels)) if isinstance(kernels, Decline) else replace(one, kernels=kernels)
+
+
+def trial(plan: Plan, candidate: Candidate, device: Device) -> int | Decline:
+    """Runs a device plan once on scratch memory, so that lazy loading and first-run failures happen here.
+
+    The memory is zero: lengths and indices in it must not lead outside.  Gives the kernels that one run launches, read
+    off a capture of it.
+    """
+    if isinstance(plan, HostPlan):
+        return 1
+    region = candidate.region
+    sizes = [v.type.span_bytes for v in (*region.inputs, *region.outputs)]
+    buffers = []
+    try:
+        for nbytes in (*sizes, max(plan.workspace_bytes, 1)):
+            buffers.append(device.allocate(nbytes))
+        *addresses, workspace = [b.handle for b in buffers]
+        for address, nbytes in zip(addresses, sizes, strict=True):
+            device.fill(address, 0, nbytes, device.stream)
+        plan.enqueue(addresses, device.stream, workspace)
+        device.synchronize()
+        return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
+    except ExecutionError as error:
+        return Decline(Code.RUN, f"failed on its first run: {error}")
+    finally:
+        for buffer in buffers:
+            buffer.close()
+
+
+def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:
+    """Why none of an engine's plans is usable, from what became of each."""
+    reasons = "; ".join(dict.fromkeys(f"{t.candidate.name}: {t.reason}" for t in tried)) or "it proposed none"
+    verdicts = {t.verdict for t in tried}
+    code, fix = Code.BUILD, None
+    if verdicts == {"excluded"}:
+        candidates = [t.candidate for t in tried]
+        steady = [c for c in candidates if c.deterministic or not limits.deterministic] or candidates
+        least = min(steady, key=lambda c: c.workspace_bytes)
+        code, fix = Code.OPTION, limits.loosened(least.workspace_bytes, least.deterministic)
+    elif "wrong" in verdicts:
+        code = Code.NUMBERS
+    return Decline(code, f"none of {engine}'s {len(tried)} plans is usable: {reasons}", fix)

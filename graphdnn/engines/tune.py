@@ -1,0 +1,250 @@
+"""Timing the plans of regions: build them at once, run, check and time them one by one, and remember what was found.
+
+Every region is timed once, however often it occurs.  Here nothing is chosen: choose.py compares what was found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from graphdnn.answer import Decline
+from graphdnn.engines.budget import Budget
+from graphdnn.engines.check import Referee, inputs_for
+from graphdnn.engines.contest import Contest, Queue
+from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support, Timer
+from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.pool import Pool
+from graphdnn.engines.remember import Memory
+from graphdnn.engines.trial import Built, Limits, Tried, built, ran, refusal_of
+from graphdnn.ir.region import Region
+from graphdnn.target import Target
+
+PLANS = 10
+"""Plans of one engine that are timed, in its own order; the best is rarely farther down."""
+
+FLOOR = Efficiency(bandwidth=1.25, matrix=1.25, plain=1.25)
+"""Faster than the ceilings that large kernels reach: nothing is ruled out that comes near them."""
+
+FLOOR_GAPS = 0.5
+"""Launch gaps that any kernel takes."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far timing has come: the region's pattern, its number of `total`, the plan, and the best microseconds."""
+
+    pattern: str
+    number: int
+    total: int
+    plan: str
+    best_us: float | None
+    left_s: float | None
+
+
+class Watcher(Protocol):
+    """Whoever shows how far timing has come."""
+
+    def show(self, progress: Progress) -> None: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A region, and the engines that take it with their answers, the cheapest by estimate first."""
+
+    region: Region
+    engines: tuple[tuple[Engine, Support], ...]
+
+
+@dataclass
+class Outcome:
+    """What was found of one region's plans, by engine: all that were tried, and the fastest right one.
+
+    `refused` are engines none of whose plans is usable.  `note` says why the region was not timed, or not to the end.
+    """
+
+    tried: dict[str, tuple[Tried, ...]] = field(default_factory=dict)
+    best: dict[str, Tried] = field(default_factory=dict)
+    plans: dict[str, Built] = field(default_factory=dict)
+    refused: dict[str, Decline] = field(default_factory=dict)
+    note: str = ""
+    remembered: bool = False
+
+    def fastest(self) -> str | None:
+        """The engine with the fastest right plan, the earlier one among equals."""
+        return min(self.best, key=lambda e: self.best[e].measured_us or math.inf, default=None)
+
+    def allow(self, limits: Limits) -> None:
+        """Weighs the plans by other limits; the fastest of those within them is the best now."""
+        for engine, entries in self.tried.items():
+            self.tried[engine] = tuple(weighed(t, limits) for t in entries)
+        again = judged(self.tried, self.plans, limits)
+        self.best, self.plans = again.best, again.plans
+        self.refused = {e: d for e, d in self.refused.items() if e not in self.tried or not self.tried[e]}
+        self.refused.update(again.refused)
+
+
+def weighed(tried: Tried, limits: Limits) -> Tried:
+    """A plan that was timed, by other limits."""
+    if tried.verdict not in ("slower", "excluded") or tried.measured_us is None:
+        return tried
+    reason = limits.excludes(tried.candidate.workspace_bytes, tried.candidate.deterministic)
+    if reason:
+        return replace(tried, verdict="excluded", reason=reason)
+    return replace(tried, verdict="slower", reason="") if tried.verdict == "excluded" else tried
+
+
+def floor_us(region: Region, target: Target, precision: str) -> float:
+    """Microseconds below which no plan of the region comes: bytes over bandwidth, operations over rate."""
+    if target.kind == "cpu":
+        return 0.0  # its description is a guess
+    return roofline_us(region, target, precision, FLOOR, kernels=0) + FLOOR_GAPS * target.launch_us
+
+
+class Tuner:
+    """Times plans on one device within a budget.  Use it as a context: threads and Ctrl-C are set up there."""
+
+    def __init__(
+        self,
+        device: Device,
+        policy: Policy,
+        limits: Limits,
+        timer: Timer,
+        budget: Budget,
+        memory: Memory,
+        *,
+        prober: Prober | None = None,
+        watcher: Watcher | None = None,
+        threads: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.budget = budget
+        self.timed = self.recalled = 0
+        self._device = device
+        self._policy = policy
+        self._limits = limits
+        self._timer = timer
+        self._memory = memory
+        self._prober = prober
+        self._watcher = watcher
+        self._pool = Pool(threads)
+        self._seed = seed
+
+    def __enter__(self) -> Tuner:
+        self.budget.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.budget.__exit__(*error)
+        self._pool.close()
+
+    def tune(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """What was found of each job's region, in their order; those that the budget did not reach are noted so."""
+        outcomes = [self._recalled(job) for job in jobs]
+        open_jobs = [job for job, known in zip(jobs, outcomes, strict=True) if known is None]
+        queues = self._started(open_jobs)
+        number = 0
+        for index, job in enumerate(jobs):
+            if outcomes[index] is None:
+                number += 1
+                show = self._shower(job.region.pattern, number, len(open_jobs))
+                outcomes[index] = self._timed(job, queues[number - 1], show)
+        return [o for o in outcomes if o is not None]
+
+    def _recalled(self, job: Job) -> Outcome | None:
+        tried = self._memory.recall(job.region, [e.name for e, _ in job.engines])
+        if tried is None:
+            return None
+        self.recalled += 1
+        return judged(tried, {}, self._limits, remembered=True)
+
+    def _started(self, jobs: Sequence[Job]) -> list[dict[str, Queue]]:
+        """The engines' proposals for each job, their plans being built meanwhile."""
+        pairs = [(job, engine) for job in jobs for engine, _ in job.engines]
+        waiting = [self._pool.start(partial(self._proposed, engine, job.region)) for job, engine in pairs]
+        queues: list[dict[str, Queue]] = [{} for _ in jobs]
+        numbers = [i for i, job in enumerate(jobs) for _ in job.engines]
+        for number, (_, engine), future in zip(numbers, pairs, waiting, strict=True):
+            if self.budget.is_over:
+                future.cancel()
+                continue
+            queues[number][engine.name] = self._queue(engine, future.result())
+        return queues
+
+    def _proposed(self, engine: Engine, region: Region) -> Sequence[Candidate] | Decline:
+        with self._device:
+            return engine.candidates(region, self._device, self._policy)
+
+    def _queue(self, engine: Engine, proposed: Sequence[Candidate] | Decline) -> Queue:
+        if isinstance(proposed, Decline):
+            return Queue(refusal=proposed)
+        builds = [
+            (c, self._pool.start(partial(built, engine, c, self._device, self._limits))) for c in proposed[:PLANS]
+        ]
+        return Queue(builds, tuple(proposed[PLANS:]))
+
+    def _shower(self, pattern: str, number: int, total: int) -> Callable[[str, float], None]:
+        def show(plan: str, best_us: float) -> None:
+            if self._watcher is not None:
+                best = None if math.isinf(best_us) else best_us
+                self._watcher.show(Progress(pattern, number, total, plan, best, self.budget.left_s))
+
+        return show
+
+    def _timed(self, job: Job, queues: dict[str, Queue], show: Callable[[str, float], None]) -> Outcome:
+        """Runs, checks and times a job's plans."""
+        region = job.region
+        if self.budget.is_over:
+            for queue in queues.values():
+                queue.cancel()
+            return Outcome(note=f"not timed: {self.budget.ending}")
+        rng = np.random.default_rng(self._seed)
+        inputs = inputs_for(region, rng)
+        bench = self._timer.bench(region, inputs)
+        if isinstance(bench, Decline):
+            for queue in queues.values():
+                queue.cancel()
+            return Outcome(note=f"not timed: {bench}")
+        self.timed += 1
+        try:
+            floor = floor_us(region, self._device.target, self._policy.precision)
+            referee = Referee(region, inputs, self._policy, rng)
+            contest = Contest(bench, referee, self.budget, self._first_run, floor)
+            for engine, support in job.engines:
+                contest.run(queues[engine.name], engine.name, support, show)
+            tried, plans, refused = contest.finish()
+        finally:
+            bench.close()
+        outcome = judged(tried, plans, self._limits)
+        outcome.refused.update(refused)
+        if contest.is_complete:
+            self._memory.keep(region, {e.name: outcome.tried.get(e.name, ()) for e, _ in job.engines})
+        else:
+            outcome.note = self.budget.ending
+        return outcome
+
+    def _first_run(self, one: Built) -> Built | Tried:
+        return ran(one, self._device, self._prober)
+
+
+def judged(
+    tried: dict[str, tuple[Tried, ...]], plans: dict[str, Built], limits: Limits, remembered: bool = False
+) -> Outcome:
+    """The fastest right plan of each engine, and refusals of those that have none."""
+    outcome = Outcome(tried, remembered=remembered)
+    for engine, entries in tried.items():
+        right = [t for t in entries if t.verdict == "slower"]
+        timed = [t for t in right if t.measured_us is not None]
+        if timed:
+            best = outcome.best[engine] = min(timed, key=lambda t: t.measured_us or math.inf)
+            plan = plans.get(engine)
+            if plan is not None and plan.candidate.name == best.candidate.name:
+                outcome.plans[engine] = plan
+        elif entries and not right:
+            outcome.refused[engine] = refusal_of(engine, entries, limits)
+    return outcome

@@ -1,0 +1,265 @@
+"""From a graph to a cover with plans: passes, proposals, engines' answers, by estimates or by what was timed.
+
+By estimates alone the cheapest cover is taken.  "autotune" times the plans of that cover's regions, of every engine
+that takes them.  "measure" chooses covers by what was timed, with a bound by bytes and operations in place of what was
+not: what such a bound rules out need not be timed, and a cover that is cheapest when all of it was timed is the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from graphdnn.account import engine_of
+from graphdnn.answer import Code, Decline
+from graphdnn.config import CompileOptions
+from graphdnn.engines.choose import Chosen, Decision, Desk
+from graphdnn.engines.contract import Device, Support
+from graphdnn.errors import CompileError, SetupError
+from graphdnn.ir.graph import Graph, Node
+from graphdnn.ir.op import Op
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType
+from graphdnn.ir.views import is_free
+from graphdnn.passes.fuse import Proposal, propose
+from graphdnn.passes.pipeline import PassRecord, prepare
+from graphdnn.passes.select import Cover, Offer, select
+from graphdnn.runtime.schedule import Schedule, Step, schedule
+
+Price = Callable[[str, Region], float]
+"""Microseconds of a region by an engine, or whatever else a cover is to have least of."""
+
+Signature = tuple[Op, tuple[tuple[tuple[int, ...], DType], ...]]
+"""What an op is applied to, whatever the layouts: operands' shapes and types."""
+
+ROUNDS_OF_SCRATCH = 3
+"""Times that plans are chosen anew with less scratch before another cover is tried."""
+
+
+class Fixed(Protocol):
+    """Decisions that come before any choosing, such as those of a lock file."""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Passes that were left out for speed when the decisions were made."""
+
+    def decided(self, region: Region) -> Decision | None:
+        """What runs the region; None where nothing is decided about it."""
+
+    def narrowed(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Those of the offers that leave the decided regions as they are."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked of one compilation; the rest is looked up at `desk`."""
+
+    graph: Graph
+    desk: Desk
+    device: Device | None
+    options: CompileOptions
+    fixed: Fixed | None = None
+
+    def offers(self, proposals: Sequence[Proposal], price: Price) -> list[Offer]:
+        """Every engine's "yes" to every proposal, in the engines' order, as far as decisions leave room."""
+        found = [
+            Offer(p.region, price(engine, p.region), engine)
+            for p in proposals
+            for engine, answer in self.desk.answers(p.region).items()
+            if isinstance(answer, Support)
+        ]
+        return found if self.fixed is None else self.fixed.narrowed(found)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A graph ready to run: what the passes made of it, what was proposed and chosen, and the plans where they exist.
+
+    `whole` are composite nodes that no engine took as they are, asked alone; `left_out` are passes that were left out
+    for the sake of this plan.
+    """
+
+    prepared: Graph
+    records: tuple[PassRecord, ...]
+    proposals: tuple[Proposal, ...]
+    cover: Cover
+    plans: dict[Region, Chosen]
+    whole: tuple[Region, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | None = None) -> Planned:
+    """Passes, proposals and cover, and on a device the plans.  `price` is what the cover is to have least of, instead
+    of time.
+
+    A composite node that engines took on paper and none of them can build is expanded after all, and all begins anew;
+    each round gives up one more op, so this ends.  Raises CompileError or SetupError naming the node nobody takes.
+    """
+    desk = problem.desk
+    given_up: dict[Signature, dict[str, Support | Decline]] = {}
+    disabled = (*problem.options.disabled_passes, *left_out)
+    while True:
+        whole: list[Region] = []
+
+        def ask(region: Region, whole: list[Region] = whole) -> float | None:
+            if len(region.nodes) == 1 and (answers := given_up.get(signature(region.nodes[0]))) is not None:
+                desk.overrule(region, answers)
+            cost = desk.cheapest(region)
+            if cost is None and len(region.nodes) == 1 and is_composite(region.nodes[0]):
+                whole.append(region)
+            return cost
+
+        prepared, records = prepare(problem.graph, ask, disabled)
+        proposals = propose(prepared)
+        if "fuse" in disabled:
+            proposals = tuple(p for p in proposals if len(p.region.nodes) == 1)
+        found = built_cover(prepared, proposals, problem, price)
+        if not isinstance(found, Node):
+            return Planned(prepared, records, proposals, *found, tuple(whole), left_out)
+        if not is_composite(found) or signature(found) in given_up:
+            raise nobody_takes(found, prepared, desk)
+        given_up[signature(found)] = desk.answers(Region.of(prepared, [found]))
+
+
+def is_composite(node: Node) -> bool:
+    return type(node.op).expand is not Op.expand
+
+
+def signature(node: Node) -> Signature:
+    return node.op, tuple((t.shape, t.dtype) for t in node.operand_types)
+
+
+def unserved(graph: Graph, proposals: Sequence[Proposal], desk: Desk) -> Node | None:
+    """The first computing node that no engine takes, alone or within a larger region."""
+    covered = 0
+    for proposal in proposals:
+        if any(isinstance(a, Support) for a in desk.answers(proposal.region).values()):
+            covered |= proposal.region.mask
+    missing = (n for i, n in enumerate(graph.nodes) if not covered >> i & 1 and not is_free(n))
+    return next(missing, None)
+
+
+def nobody_takes(node: Node, graph: Graph, desk: Desk) -> CompileError:
+    """The error for a node that no engine takes: SetupError where a library is missing."""
+    answers = desk.answers(Region.of(graph, [node]))
+    reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items()) or "no engine is enabled"
+    lacking = any(isinstance(a, Decline) and a.code is Code.SETUP for a in answers.values())
+    return (SetupError if lacking else CompileError)(f"no engine takes {node} on {desk.target}: {reasons}")
+
+
+def built_cover(
+    graph: Graph, proposals: Sequence[Proposal], problem: Problem, price: Price | None
+) -> tuple[Cover, dict[Region, Chosen]] | Node:
+    """The cheapest cover, on a device such that every region has a plan that was built and run; or a node without one.
+
+    A region whose engine cannot build it turns into a decline, and the cover is chosen anew; each round rules out at
+    least one answer, so this ends.
+    """
+    desk, device = problem.desk, problem.device
+    while True:
+        node = unserved(graph, proposals, desk)
+        if node is not None:
+            return node
+        if desk.tuner is not None and price is None and problem.options.selection == "measure":
+            cover = measured_cover(graph, proposals, problem)
+        else:
+            cover = select(graph, problem.offers(proposals, price or desk.estimate))
+            if desk.tuner is not None:
+                cover = tuned_cover(cover, desk)
+        if cover is None:
+            continue
+        if device is None:
+            return cover, {}
+        found = desk.plan_all([(engine_of(o), o.region) for o in cover.picks], device)
+        plans = {o.region: f for o, f in zip(cover.picks, found, strict=True) if isinstance(f, Chosen)}
+        if len(plans) == len(cover.picks):
+            return cover, plans
+
+
+def tuned_cover(cover: Cover, desk: Desk) -> Cover | None:
+    """The same regions, each by the engine whose plan was fastest; None where one of them has no usable plan."""
+    desk.tune([o.region for o in cover.picks])
+    picks: list[Offer] = []
+    for offer in cover.picks:
+        region, engine = offer.region, desk.fastest(offer.region) or engine_of(offer)
+        if not isinstance(desk.answers(region)[engine], Support):
+            return None
+        us = desk.measured(engine, region)
+        picks.append(Offer(region, offer.cost_us if us is None else us, engine))
+    return replace(cover, picks=tuple(picks), cost_us=sum(o.cost_us for o in picks))
+
+
+def measured_cover(graph: Graph, proposals: Sequence[Proposal], problem: Problem) -> Cover | None:
+    """The cover of least measured time; None where a node lost its last engine meanwhile."""
+    desk = problem.desk
+    assert desk.tuner is not None
+    price: Price = desk.estimate
+    while not desk.tuner.budget.is_over:
+        cover = select(graph, problem.offers(proposals, price))
+        fresh = [o.region for o in cover.picks if desk.outcome(o.region) is None]
+        if not fresh and price == desk.promise:
+            return cover
+        desk.tune(fresh)
+        if unserved(graph, proposals, desk) is not None:
+            return None
+        price = desk.promise
+    all_of_it = problem.offers(proposals, desk.promise)
+    timed = [o for o in all_of_it if desk.measured(engine_of(o), o.region) is not None or desk.decided(o.region)]
+    try:
+        return select(graph, timed)
+    except CompileError:  # too little was timed for a whole cover
+        return tuned_cover(select(graph, problem.offers(proposals, desk.estimate)), desk)
+
+
+def steps_of(made: Planned, desk: Desk) -> list[Step]:
+    """The cover's regions with their plans; for a device that is not here, with what engines said of them."""
+    steps = []
+    for offer in made.cover.picks:
+        chosen = made.plans.get(offer.region)
+        if chosen is not None:
+            steps.append(Step(offer.region, chosen.plan, chosen.candidate.workspace_bytes))
+            continue
+        answer = desk.answers(offer.region)[engine_of(offer)]
+        assert isinstance(answer, Support)
+        steps.append(Step(offer.region, None, answer.workspace_bytes, answer.in_place))
+    return steps
+
+
+def fitted(problem: Problem, left_out: tuple[str, ...] = ()) -> tuple[Planned, Schedule]:
+    """The plan and its schedule within `memory_limit`: with less scratch, else with a cover that writes less.
+
+    Raises CompileError naming the least that was found to do, where that is more.
+    """
+    desk, limit = problem.desk, problem.options.memory_limit
+    made = planned(problem, left_out)
+    placed = schedule(made.prepared, steps_of(made, desk))
+    if limit is None or placed.arena_bytes <= limit:
+        return made, placed
+    least = placed.arena_bytes
+
+    def frugal(engine: str, region: Region) -> float:
+        return 1e-3 * region.written_bytes + 1e-3 * desk.estimate(engine, region)
+
+    for price in (None, frugal):
+        scratch = limit
+        for _ in range(ROUNDS_OF_SCRATCH):
+            desk.allow(limit, scratch)
+            try:
+                made = planned(problem, left_out, price)
+            except CompileError:
+                break
+            steps = steps_of(made, desk)
+            placed = schedule(made.prepared, steps)
+            least = min(least, placed.arena_bytes)
+            if placed.arena_bytes <= limit:
+                return made, placed
+            most = max(s.workspace_bytes for s in steps)
+            bare = schedule(made.prepared, [replace(s, workspace_bytes=0) for s in steps]).arena_bytes
+            if most == 0:
+                break
+            # Packed together, scratch may take more than it adds; then none is left.
+            scratch = room if 0 < (room := limit - bare) < most else 0
+    raise CompileError(
+        f"the intermediates and scratch of this graph need at least {least} bytes; memory_limit is {limit}"
+    )

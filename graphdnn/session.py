@@ -1,0 +1,78 @@
+"""One compilation's timing: timer, budget, memory and progress put together, and what the options came to, in words."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from graphdnn.engines.budget import Budget
+from graphdnn.engines.contract import Device
+from graphdnn.engines.remember import Memory
+from graphdnn.engines.tune import Tuner
+from graphdnn.planning import Planned, Problem
+from graphdnn.progress import watcher
+from graphdnn.runtime.schedule import Schedule
+from graphdnn.runtime.timing import timer_for
+from graphdnn.variants import fastest
+
+
+class Session:
+    """Gives a desk its tuner for as long as the context lasts, and compares whole graphs at the end."""
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        desk, options = problem.desk, problem.options
+        self.effects: tuple[str, ...] = ()
+        self._problem = problem
+        self._timer = timer_for(device, options.tuning_memory)
+        self._memory = Memory(device.store, desk.target, desk.policy, desk.limits)
+        self._watcher = watcher(options.progress)
+        self.tuner = Tuner(
+            device,
+            desk.policy,
+            desk.limits,
+            self._timer,
+            Budget(options.tuning_budget_s),
+            self._memory,
+            prober=desk.prober,
+            watcher=self._watcher,
+            threads=desk.threads,
+        )
+
+    def __enter__(self) -> Self:
+        self._problem.desk.tuner = self.tuner
+        self.tuner.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.tuner.__exit__(*error)
+        if self._watcher is not None:
+            self._watcher.close()
+
+    def finish(self, made: Planned, placed: Schedule) -> tuple[Planned, Schedule]:
+        """The fastest whole graph, where whole graphs are compared; else the one given."""
+        if self._problem.options.selection != "measure" or self._problem.fixed is not None:
+            return made, placed
+        found = fastest(self._problem, made, placed, self._timer, self._memory)
+        self.effects = found.effects
+        return found.made, found.placed
+
+
+def effects_of(problem: Problem, session: Session | None, made: Planned) -> tuple[str, ...]:
+    """What the options for choosing did, a sentence each."""
+    desk, options = problem.desk, problem.options
+    effects: list[str] = []
+    chosen_by = f'selection="{options.selection}"'
+    if options.selection != "heuristic" and options.deterministic:
+        effects.append(f"deterministic=True fixes the choice by heuristics: {chosen_by} timed nothing")
+    elif options.selection != "heuristic" and problem.device is None:
+        effects.append(f"{desk.target} is not here, so {chosen_by} timed nothing")
+    if session is not None:
+        tuner = session.tuner
+        effects.append(f"{chosen_by} timed {tuner.timed} regions and remembered {tuner.recalled} from earlier")
+        if tuner.budget.ending:
+            effects.append(f"{tuner.budget.ending}: what was timed until then was used")
+        effects += session.effects
+    if desk.limits.scratch is not None:
+        effects.append(f"memory_limit={options.memory_limit} allowed a plan {desk.limits.scratch} bytes of scratch")
+    if made.left_out:
+        effects.append(f"left out for speed: {', '.join(made.left_out)}")
+    return tuple(effects)
