@@ -26,7 +26,7 @@ from graphdnn.engines.cudnn.limits import ieee_float32
 from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposal, proposals, rebuild
 from graphdnn.engines.cudnn.support import objection
-from graphdnn.engines.cudnn.tables import IEEE, WRONG, is_known
+from graphdnn.engines.cudnn.tables import IEEE, WRONG, float32_precision, is_known, is_steady
 from graphdnn.engines.once import Once
 from graphdnn.engines.saved import Identity, identity, spelled, unnamed
 from graphdnn.ir.region import Region
@@ -237,15 +237,17 @@ def is_true_to(policy: Policy, anatomy: Anatomy, engine: int) -> bool:
 
 
 def candidate(anatomy: Anatomy, proposal: Proposal, target: Target, policy: Policy) -> Candidate:
-    """A proposal as the compiler sees it."""
-    known = is_known(target, engine_class(anatomy), proposal.name.engine)
+    """A proposal as the compiler sees it: what cuDNN tells of it, and what was measured of its engine."""
+    kind, number = engine_class(anatomy), proposal.name.engine
+    known = is_known(target, kind, number)
+    words = precision_of(anatomy, policy)
     return Candidate(
         engine="cudnn",
         region=anatomy.region,
         name=str(proposal.name),
         workspace_bytes=proposal.workspace,
-        precision=precision_of(anatomy, policy),
-        deterministic=proposal.deterministic,
+        precision=float32_precision(kind, number) if words == "tf32" else words,
+        deterministic=proposal.deterministic and is_steady(kind, number),
         notes=proposal.notes if known else (*proposal.notes, "no committed run of this engine stands behind it here"),
         is_known=known,
     )

@@ -1,0 +1,84 @@
+"""What the tables of engines say, and that the cuDNN engine acts on it."""
+
+from dataclasses import replace
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.engines.contract import Policy
+from graphdnn.engines.cudnn import engine, tables
+from graphdnn.engines.cudnn.anatomy import Anatomy
+from graphdnn.engines.cudnn.estimate import engine_class
+from graphdnn.engines.cudnn.plans import PlanName, Proposal
+from graphdnn.engines.cudnn.tables import FLOAT32_ERRORS, IEEE, KNOWN, WRONG, is_known
+from graphdnn.target import Target
+from tests.engines.cudnn.regions import bias, convolution, product
+
+H200 = replace(Target.named("h200"), present=True)
+
+
+def offered(number: int, dtype: gd.DType = gd.float32, policy: Policy | None = None, **notes: object) -> object:
+    """The candidate that the engine makes of a proposal for a convolution with a bias."""
+    anatomy = Anatomy(convolution(dtype=dtype, finish=bias))
+    assert engine_class(anatomy) == "conv+bias"
+    proposal = Proposal(PlanName(number, ()), 0, (), bool(notes.get("deterministic", True)))
+    return engine.candidate(anatomy, proposal, H200, policy or Policy())
+
+
+def test_engines_are_either_exact_or_far_off() -> None:
+    """Nothing lies near the limit, so that another region does not change sides."""
+    for errors in FLOAT32_ERRORS.values():
+        assert all(error < 2e-6 or error > 1e-4 for error in errors.values())
+        assert any(error < 2e-6 for error in errors.values())
+
+
+def test_what_was_measured_has_run() -> None:
+    for kind, errors in FLOAT32_ERRORS.items():
+        assert errors.keys() <= KNOWN["sm_90", "9.19"][kind]
+    for kind, number in WRONG:
+        assert is_known(H200, kind, number)
+
+
+@pytest.mark.parametrize("version", ["9.19.0", "9.19.1"])
+def test_runs_count_for_their_version(version: str) -> None:
+    assert is_known(replace(H200, versions={"cudnn": version}), "conv", 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replace(H200, versions={"cudnn": "9.20.0"}), replace(H200, versions={}), replace(H200, compute_capability=(8, 0))],
+    ids=["version", "no version", "architecture"],
+)
+def test_elsewhere_no_engine_is_known(other: Target) -> None:
+    assert not is_known(other, "conv", 0)
+    assert not is_known(H200, "conv", 999)
+    assert not is_known(H200, "conv+nothing", 0)
+
+
+def test_unknown_plans_say_so() -> None:
+    assert offered(11).is_known
+    assert not offered(999).is_known
+    assert any("committed run" in note for note in offered(999).notes)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "reduced"])
+def test_the_precision_is_that_of_the_engine(precision: str) -> None:
+    policy = Policy(precision=precision)
+    exact, rough = min(IEEE["conv+bias"]), 51
+    assert offered(exact, policy=policy).precision == "float32"
+    assert offered(rough, policy=policy).precision == "tf32"
+    assert offered(exact, gd.float16, policy).precision == "float16 in, float32 accumulate"
+
+
+def test_products_in_tf32_are_called_that() -> None:
+    anatomy = Anatomy(product(dtype=gd.float32))
+    made = engine.candidate(anatomy, Proposal(PlanName(0, ()), 0, (), True), H200, Policy(precision="tf32"))
+    assert made.precision == "tf32"
+
+
+def test_an_engine_that_was_seen_to_vary_is_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered(11).deterministic
+    assert not offered(11, deterministic=False).deterministic
+    monkeypatch.setitem(tables.VARYING, "conv+bias", frozenset({11}))
+    assert not offered(11).deterministic
+    assert offered(12).deterministic
