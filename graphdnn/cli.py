@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from graphdnn.cache_cli import add_cache
 from graphdnn.errors import GraphDnnError
 
 
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         help="compile options for --replay, as a report has them",
     )
     doctor.set_defaults(run=run_doctor)
+    add_cache(commands, run_cache)
     return root
 
 
@@ -89,3 +91,9 @@ def run_replay(options: argparse.Namespace) -> int:
     outcome = replay(options.replay, options.inputs, options.target, options.options, print)
     print("every plan ran to its end" if outcome.is_healthy else outcome.advice or "no plan is known to be at fault")
     return 0 if outcome.is_healthy else 1
+
+
+def run_cache(options: argparse.Namespace) -> int:
+    lines, status = options.answer(options)
+    print("\n".join(lines))
+    return int(status)

@@ -26,6 +26,7 @@ MAY_IMPORT = {
 """What each lower part may import of graphdnn; the files above them may import all of these."""
 
 TOP = {
+    "cache_cli",
     "diff",
     "lock",
     "plans_view",
