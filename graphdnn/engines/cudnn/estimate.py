@@ -48,6 +48,9 @@ NARROW_GROUP = 8
 TWO_PRODUCTS = 0.8
 """Share of the rate that one graph of two matrix products reaches (1523 us where two single ones took 1397 us)."""
 
+UNTIMED_TWO_PRODUCTS = 11.5
+"""How much longer the plan that heuristics put first may take there: 17440 us, where the best took 1523."""
+
 HEAD_SHARE: tuple[tuple[int, float], ...] = ((128, 0.78), (64, 0.6), (1, 0.4))
 """Share of the matrix rate that attention reaches by features of a head (594 of 790 TFLOP/s at 128)."""
 
@@ -218,7 +221,8 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
             arithmetic += attention_us(node, target)
         elif isinstance(node.op, LayerNorm | RmsNorm) and prod(node.operands[0].type.shape[node.op.axes[0] :]) % 64:
             reach *= ODD_ROWS
-    if len(anatomy.anchors) == 2:
+    is_double = len(anatomy.anchors) == 2
+    if is_double:
         arithmetic /= TWO_PRODUCTS
         notes.append("plans of two products differ tenfold, and the one that heuristics put first may be the slowest")
     if anatomy.before and anatomy.has(*CONVOLUTIONS, MatMul):
@@ -226,7 +230,10 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
         notes.append("what stands before the matrix work is computed anew for each tile")
     memory = 1e6 * moved / (target.bandwidth * reach)
     microseconds = target.launch_us + FIXED_US + max(arithmetic + epilogue_us(anatomy, target), memory)
-    return Support(microseconds, precision_of(anatomy, policy), workspace_bytes=0, notes=tuple(notes))
+    untimed = UNTIMED_TWO_PRODUCTS * microseconds if is_double else None
+    return Support(
+        microseconds, precision_of(anatomy, policy), workspace_bytes=0, notes=tuple(notes), untimed_us=untimed
+    )
 
 
 def conversion_bytes(anatomy: Anatomy, notes: list[str]) -> int:
