@@ -58,8 +58,9 @@ def checked_literal(who: str, number: object, dtype: str) -> Value:
 
 
 @cache
-def attribute_hints(cls: type[Op]) -> dict[str, Any]:
+def attribute_hints(kind: str) -> dict[str, Any]:
     """Declared types of an op's attributes by name."""
+    cls = OPS[kind]
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls)}  # type: ignore[arg-type]
 
@@ -86,7 +87,7 @@ def checked_op(who: str, kind: str, attributes: Mapping[str, object]) -> Op:
     cls = OPS.get(kind)
     if cls is None:
         raise GraphError(f"{who}: there is no op {kind!r}")
-    hints = attribute_hints(cls)
+    hints = attribute_hints(kind)
     for name, value in attributes.items():
         if name not in hints:
             raise GraphError(f"{who}: {kind} has no attribute {name!r}; it has {', '.join(hints) or 'none'}")

@@ -242,7 +242,7 @@ def read_type(who: str, type: TypeModel) -> TensorType:
 
 def read_attributes(kind: str, attributes: Mapping[str, Any]) -> dict[str, object]:
     """Lists as tuples, and the names of non-finite numbers as numbers wherever the op does not want a string."""
-    hints = attribute_hints(OPS[kind]) if kind in OPS else {}
+    hints = attribute_hints(kind) if kind in OPS else {}
     return {n: from_json(v, "str" in str(hints.get(n))) for n, v in attributes.items()}
 
 

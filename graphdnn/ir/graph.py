@@ -120,6 +120,10 @@ class Node:
         return f"{self.op.label} %{self.name}"
 
 
+SAMPLED = 64
+"""Elements that a sample of a constant has, at least where there are so many."""
+
+
 class Payload:
     """What a constant holds: an array, a promise to compute one, or a hash whose array is elsewhere.
 
@@ -145,6 +149,18 @@ class Payload:
             part._digest = part._own_digest()
         assert self._digest is not None
         return self._digest
+
+    @property
+    def sample(self) -> bytes | None:
+        """Some of the content, the same for equal constants; None where the data is not here.
+
+        Most constants that differ are told apart by it, without hashing all of them.
+        """
+        if self._array is None:
+            return None
+        array = np.atleast_1d(self._array)
+        places = np.arange(0, array.size, max(1, array.size // SAMPLED))
+        return array[np.unravel_index(places, array.shape)].astype(array.dtype.newbyteorder("=")).tobytes()
 
     def _own_digest(self) -> str:
         if self._array is not None:

@@ -224,6 +224,8 @@ class TensorType:
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that numpy broadcasting gives.  Raises ValueError with the axis (from the left) and both extents."""
+    if all(s == shapes[0] for s in shapes):
+        return shapes[0]
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
     out: list[int] = []

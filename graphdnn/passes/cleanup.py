@@ -5,7 +5,7 @@ Its parts are passes of their own; `canonicalize` repeats them until none change
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
@@ -70,12 +70,16 @@ def merge_equal(graph: Graph) -> Rewritten:
 
 
 def equal_constants(graph: Graph) -> dict[Value, Value]:
-    """For each constant that repeats an earlier one, that one.  Contents are compared only where types are equal."""
+    """For each constant that repeats an earlier one, that one.
+
+    Contents are compared only where types are equal and, with all data here, a sample of them too: hashing the weights
+    of a ResNet takes longer than most passes.
+    """
     by_type: dict[object, list[str]] = {}
     for name, value in graph.constants.items():
         by_type.setdefault(value.type, []).append(name)
     repeats: dict[Value, Value] = {}
-    for names in by_type.values():
+    for names in (group for alike in by_type.values() for group in by_sample(alike, graph)):
         first: dict[str, Value] = {}
         for name in names if len(names) > 1 else ():
             value = graph.constants[name]
@@ -83,6 +87,17 @@ def equal_constants(graph: Graph) -> dict[Value, Value]:
             if known is not value:
                 repeats[value] = known
     return repeats
+
+
+def by_sample(names: Sequence[str], graph: Graph) -> Iterable[list[str]]:
+    """Constants that may be equal, together."""
+    samples = [graph.payloads[name].sample for name in names] if len(names) > 1 else [None]
+    if None in samples:
+        return [list(names)]
+    groups: dict[bytes | None, list[str]] = {}
+    for name, sample in zip(names, samples, strict=True):
+        groups.setdefault(sample, []).append(name)
+    return groups.values()
 
 
 def equal_nodes(graph: Graph, rewriter: Rewriter) -> dict[Node, list[Node]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
@@ -18,6 +17,7 @@ from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Pad, Slice, Split, WriteSlice
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import TensorType, channels_last, row_major
+from graphdnn.passes.layout_cut import source_side
 from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows, is_matrix, layouts
 
 IMAGE_RANKS = (4, 5)
@@ -112,20 +112,13 @@ class Network:
 
     def cut(self) -> dict[Node, bool]:
         """The side of each node; the one unique cut whose channels-last side is largest."""
-        import networkx as nx
-
         place = {n: i for i, n in enumerate(self.nodes)}
         self.count = len(place)
         for node in self.nodes:
             self.add_preference(node, place[node])
         for value in self.values():
             self.add_value(value, place)
-        network = nx.DiGraph()
-        network.add_nodes_from((LAST, MAJOR, *place.values()))
-        for (a, b), capacity in self.edges.items():
-            attributes: dict[str, Any] = {} if capacity is None else {"capacity": capacity}
-            network.add_edge(a, b, **attributes)
-        _, (last, _) = nx.minimum_cut(network, LAST, MAJOR)
+        last = source_side(self.edges, LAST, MAJOR)
         return {n: i in last for n, i in place.items()}
 
     def connect(self, a: int, b: int, capacity: int | None) -> None:

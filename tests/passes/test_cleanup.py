@@ -3,6 +3,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.ir.evaluate import run
+from graphdnn.ir.graph import Payload
 from graphdnn.passes.cleanup import canonicalize, drop_dead, fold_constants, merge_equal
 from tests.passes.graph_text import nodes, parsed
 
@@ -199,6 +200,38 @@ def test_equal_constants_are_one_and_states_are_not():
     for before, after in zip(run(graph, inputs, states=states), run(done.graph, inputs, states=states), strict=True):
         for name in before:
             np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_constants_that_differ_in_one_element_stay_two():
+    """Among a thousand elements, wherever it is and however the arrays lie; those that are equal become one."""
+    g = gd.GraphBuilder()
+    a = np.random.default_rng(5).standard_normal((25, 40)).astype(np.float16)
+    arrays = {"a": a, "same": np.asfortranarray(a), "other": a[::-1]}
+    for place in (0, 1, 17, 500, 999):
+        arrays[f"at {place}"] = np.where(np.arange(1000).reshape(25, 40) == place, 9, a)
+    x = g.input("x", (25, 40), gd.float16)
+    graph = g.build({f"y {n}": g.add(x, g.constant(array, name=n)) for n, array in arrays.items()})
+    assert sorted(merge_equal(graph).graph.constants) == sorted(n for n in arrays if n != "same")
+
+
+def test_constants_without_data_equal_those_with_it_by_digest():
+    array = np.arange(8, dtype=np.float32)
+    g = gd.GraphBuilder()
+    x = g.input("x", (8,), gd.float32)
+    graph = g.build({"y": g.mul(g.add(x, g.constant(array, name="here")), g.constant(array + 1, name="there"))})
+    digest = graph.payloads["here"].digest
+    payloads = {"here": graph.payloads["here"], "there": Payload(graph.constants["there"].type, digest=digest)}
+    mixed = gd.Graph("mixed", graph.nodes, graph.inputs, graph.constants, payloads, graph.outputs)
+    assert merge_equal(mixed).changes == ("there: the same constant as here",)
+
+
+def test_a_constant_of_no_axes_can_be_sampled():
+    g = gd.GraphBuilder()
+    x = g.input("x", (3,), gd.float32)
+    two, three = (g.constant(np.float32(n), name=str(n)) for n in (2, 3))
+    again = g.constant(np.float32(2), name="again")
+    graph = g.build({"y": g.mul(g.add(g.mul(x, two), three), again)})
+    assert list(merge_equal(graph).graph.constants) == ["2", "3"]
 
 
 def test_constants_are_computed_when_asked_for():

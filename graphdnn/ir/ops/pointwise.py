@@ -6,7 +6,6 @@ The functions are rows of one table; `Bias` and `Cast` are pointwise too, but ha
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -226,9 +225,9 @@ class Elementwise(Op):
     promotes = False
 
     @property
-    @abstractmethod
     def function(self) -> str:
         """Row of FUNCTIONS that the op applies, or "select"."""
+        raise NotImplementedError
 
     def aligned(self, index: int, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
         """Shape of operand `index` with size-1 axes put in, so that it has the result's rank."""

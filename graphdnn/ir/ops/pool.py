@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from math import prod
 from typing import Any
 
@@ -35,9 +34,9 @@ class Pool(Op):
     ceil_mode: bool
 
     @property
-    @abstractmethod
     def steps(self) -> tuple[int, ...]:
         """Distance between neighbouring elements of a window, per axis."""
+        raise NotImplementedError
 
     @property
     def operand_names(self) -> tuple[str, ...]:
