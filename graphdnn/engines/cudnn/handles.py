@@ -17,10 +17,11 @@ UNKNOWN = -1
 
 @dataclass
 class Held:
-    """A handle and the stream it was last given."""
+    """A handle, the stream it was last given, and a stream that goes with it, 0 where none was asked for."""
 
     handle: int
     stream: int
+    own: int = 0
 
 
 class Lifetime:
@@ -49,6 +50,17 @@ class Handles(threading.local):
             held.stream = stream
         return held.handle
 
+    def alone(self, ordinal: int) -> int:
+        """The handle, set to a stream that no other thread has and that is not ordered with the default one.
+
+        Raises RuntimeError where the driver makes no stream.
+        """
+        if ordinal not in self._held:
+            self._held[ordinal] = self._lend(ordinal)
+        held = self._held[ordinal]
+        held.own = held.own or new_stream()
+        return self.on(ordinal, held.own)
+
     def distrust(self, ordinal: int) -> None:
         """Has this thread's stream set anew at the next use: a call that failed may have left another one behind."""
         if ordinal in self._held:
@@ -61,6 +73,16 @@ class Handles(threading.local):
             import cudnn
 
             return Held(cudnn.create_handle(), UNKNOWN)
+
+
+def new_stream() -> int:
+    """A stream of the current device that is not ordered with the default one.  Raises RuntimeError."""
+    from cuda.bindings import driver
+
+    status, stream = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    if status:
+        raise RuntimeError(f"the driver makes no stream ({status.name})")
+    return int(stream)
 
 
 def give_back(held: dict[int, Held], free: defaultdict[int, deque[Held]]) -> None:

@@ -46,8 +46,6 @@ KNOBS: dict[int, str] = {
 }
 """The frontend's knob by cuDNN's number of it, as plan names have it."""
 
-NULL_STREAM = 0
-
 Bindings = tuple[tuple[int, int], ...]
 """Which address goes to which tensor, as `Lowering` has it."""
 
@@ -207,12 +205,12 @@ def rebuild(
 ) -> CudnnPlan | Decline:
     """A plan from what cuDNN wrote down of it; no operation graph is made and nothing is compiled.
 
-    Reading ends with a capture on the handle's stream, or on one of its own where that is the null stream: threads
-    that read at the same time must not share one.
+    Reading ends with a capture on the handle's stream, so no other thread may have that stream; and were it ordered
+    with the default one, whatever the program puts there meanwhile would fail.
     """
 
     def work() -> CudnnPlan:
-        graph = cudnn.pygraph(handle=HANDLES.on(ordinal, NULL_STREAM))
+        graph = cudnn.pygraph(handle=HANDLES.alone(ordinal))
         graph.deserialize(bytearray(content))
         return CudnnPlan(Lowering(graph, bindings), ordinal, workspace, who, content)
 

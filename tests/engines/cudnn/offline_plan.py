@@ -25,7 +25,7 @@ from tests.engines.cudnn.layouts import whole
 from tests.engines.cudnn.offline import PROPERTIES
 from tests.engines.cudnn.surface_graphs import GRAPHS
 
-NO_HANDLE = SimpleNamespace(on=lambda ordinal, stream: 0, distrust=lambda ordinal: None)
+NO_HANDLE = SimpleNamespace(alone=lambda ordinal: 0, distrust=lambda ordinal: None)
 
 
 def main(directory: str) -> None:

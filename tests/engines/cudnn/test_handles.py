@@ -3,6 +3,7 @@ from collections import defaultdict, deque
 
 import pytest
 
+from graphdnn.engines.cudnn import handles as module
 from graphdnn.engines.cudnn.handles import Handles
 
 
@@ -73,3 +74,20 @@ def test_a_distrusted_stream_is_set_again(library: list[tuple[str, ...]]) -> Non
     handles.distrust(1)
     handles.on(0, 5)
     assert library == [("create",), ("stream", 1, 5), ("stream", 1, 5)]
+
+
+def test_a_stream_of_its_own_goes_with_each_handle(
+    library: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = iter(range(100, 200))
+    monkeypatch.setattr(module, "new_stream", lambda: next(streams))
+    handles, found = Handles(), []
+    assert [handles.alone(0), handles.on(0, 5), handles.alone(0), handles.alone(1)] == [1, 1, 1, 2]
+    given = [call[1:] for call in library if call[0] == "stream"]
+    assert given == [(1, 100), (1, 5), (1, 100), (2, 101)]
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: found.append(handles.alone(0)))
+        thread.start()
+        thread.join()
+    assert found == [3, 3]
+    assert next(streams) == 103

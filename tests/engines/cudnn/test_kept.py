@@ -340,7 +340,7 @@ class Graph:
         assert (pointers, workspace, handle) == ({1: 100, 2: 200, 9: 300}, 4096, 77)
 
 
-def test_reading_makes_no_operation_graph_and_leaves_the_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_makes_no_operation_graph_and_uses_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[int] = []
     distrusted: list[int] = []
 
@@ -348,13 +348,14 @@ def test_reading_makes_no_operation_graph_and_leaves_the_stream_alone(monkeypatc
         streams.append(stream)
         return 77
 
-    monkeypatch.setattr(plans, "HANDLES", SimpleNamespace(on=on, distrust=distrusted.append))
+    lent = SimpleNamespace(on=on, alone=lambda ordinal: on(ordinal, 12), distrust=distrusted.append)
+    monkeypatch.setattr(plans, "HANDLES", lent)
     frontend = SimpleNamespace(pygraph=Graph)
     plan = plans.rebuild(frontend, CONTENT, BINDINGS, 640, 3, {})
     assert isinstance(plan, CudnnPlan)
-    assert (streams, distrusted, plan.content) == ([0], [], CONTENT)
+    assert (streams, distrusted, plan.content) == ([12], [], CONTENT)
     plan.enqueue([100, 200, 300], 7, 4096)
-    assert streams == [0, 7]
+    assert streams == [12, 7]
     answer = plans.rebuild(frontend, b"foreign", BINDINGS, 640, 3, {})
     assert isinstance(answer, Decline)
     assert "BAD_PARAM" in answer.reason
