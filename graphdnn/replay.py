@@ -16,6 +16,7 @@ from graphdnn.compiler import compile
 from graphdnn.config import CompileOptions
 from graphdnn.engines.contract import HostPlan
 from graphdnn.engines.manifest import MANIFEST
+from graphdnn.engines.trial import TRYING
 from graphdnn.errors import ExecutionError, GraphDnnError
 from graphdnn.executable import Executable
 from graphdnn.ir.graph import Graph, Value
@@ -32,9 +33,6 @@ PLAN_SECONDS = 60.0
 
 SAVED_EXECUTABLE = ".gdn"
 """Suffix of files that hold plans; any other is a graph, which is compiled."""
-
-TRYING = "graphdnn.trying"
-"""The audit event before a plan is built and before it runs for the first time: engine, plan, region's pattern."""
 
 Message = dict[str, Any]
 

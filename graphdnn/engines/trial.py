@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,10 @@ from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, Hos
 from graphdnn.errors import ExecutionError
 
 Plan = DevicePlan | HostPlan
+
+TRYING = "graphdnn.trying"
+"""Audit event before a plan is built, and again before its first run: engine, plan, pattern of the region.  Whoever
+watches a process that dies in one of them knows which."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ def built(engine: Engine, candidate: Candidate, device: Device, limits: Limits) 
     excluded = limits.excludes(candidate.workspace_bytes, candidate.deterministic)
     if excluded:
         return Tried(candidate, "excluded", excluded)
+    sys.audit(TRYING, engine.name, candidate.name, candidate.region.pattern)
     try:
         with device:
             plan = engine.build(candidate, device)
@@ -108,6 +114,7 @@ def ran(one: Built, device: Device, prober: Prober | None) -> Built | Tried:
         refusal = prober.probe(candidate.region, candidate.engine, candidate.name)
         if refusal is not None:
             return Tried(candidate, "failed", str(refusal))
+    sys.audit(TRYING, candidate.engine, candidate.name, candidate.region.pattern)
     kernels = trial(one.plan, candidate, device)
     return Tried(candidate, "failed", str(kernels)) if isinstance(kernels, Decline) else replace(one, kernels=kernels)
 

@@ -30,7 +30,7 @@ MOST_BYTES = 1 << 28
 MARK = b"\x00graphdnn child\x00"
 """What the child writes before its first frame; what start-up files of the interpreter print before is passed over."""
 
-MOST_CHATTER = 1 << 20
+MOST_CHATTER = 1 << 16
 """Bytes before the mark after which a process is taken for something else than our child."""
 
 START_SECONDS = 120.0

@@ -117,10 +117,12 @@ class FaultyEngine:
 
 
 class FaultyReference(ReferenceEngine):
-    """The CPU's engine, whose plans with a tanh do the deed that FAULTY_DEED names."""
+    """The CPU's engine, whose plans with a tanh do the deed that FAULTY_DEED names, in the phase of FAULTY_PHASE."""
 
     def build(self, candidate: Candidate, device: Device) -> ReferencePlan:
         if "tanh" in candidate.region.pattern:
+            if os.environ.get("FAULTY_PHASE") == "build":
+                DEEDS[os.environ["FAULTY_DEED"]]()
             return FaultyHostPlan(candidate.region)
         return super().build(candidate, device)
 

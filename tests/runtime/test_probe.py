@@ -87,7 +87,7 @@ def test_where_it_died_is_told(prober: ChildProber) -> None:
     assert "faulty.py" in reason
 
 
-@pytest.mark.parametrize("plan", ["hang", "hang in a library"])
+@pytest.mark.parametrize("plan", ["hang in a library", pytest.param("hang", marks=pytest.mark.slow)])
 def test_a_plan_that_hangs_is_given_up(plan: str, store: DiskStore) -> None:
     with ChildProber(ENGINES, HostDevice(store), POLICY, HERE, seconds=1.0) as prober:
         begun = time.monotonic()
