@@ -9,7 +9,7 @@ from functools import cached_property
 from math import gcd
 
 from graphdnn.ir.graph import Graph, Node, Value
-from graphdnn.ir.views import resolve
+from graphdnn.ir.views import is_part_of, resolve
 
 ALIGNMENT = 16
 """Bytes at whose multiples every input, constant, state and computed value starts, whoever hands it in."""
@@ -73,13 +73,20 @@ class Region:
 
     @cached_property
     def read_bytes(self) -> int:
-        """Bytes of the inputs that the nodes need, each once: of a gather's table the rows that it takes."""
+        """Bytes of the inputs that the nodes need, each once: of a gather's table the rows that it takes, of a view
+        nothing where another input is the whole of it."""
         needed = dict.fromkeys(self.inputs, 0)
         for node in self.nodes:
             for index, value in enumerate(node.operands):
                 if value in needed:
                     read = node.op.bytes_read(index, node.operand_types, node.result_types)
                     needed[value] = max(needed[value], read)
+        whole: list[Value] = []
+        for value in sorted(needed, key=lambda v: v.type.nbytes, reverse=True):
+            if any(is_part_of(self.graph, value, w) for w in whole):
+                needed[value] = 0
+            elif needed[value] >= value.type.nbytes:
+                whole.append(value)
         return sum(needed.values())
 
     @property

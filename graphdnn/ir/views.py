@@ -22,6 +22,34 @@ def is_free(node: Node) -> bool:
     )
 
 
+def is_part_of(graph: Graph, value: Value, whole: Value) -> bool:
+    """Whether every element of `value` lies in memory where an element of `whole` does, as far as strides tell.
+
+    Both are taken as boxes: each axis of the one has to lie along an axis of the other.
+    """
+    places = resolve(graph)
+    (root, offset), (other, start) = places[value], places[whole]
+    if root is not other or value.type.dtype != whole.type.dtype:
+        return False
+    axes = sorted(
+        ((s, n) for n, s in zip(whole.type.shape, whole.type.layout, strict=True) if n > 1 and s), reverse=True
+    )
+    if any(outer <= sum((n - 1) * s for s, n in axes[i:]) for i, (outer, _) in enumerate(axes[:-1], 1)):
+        return False  # its rows overlap, and an address has no one place in it
+    first, rest = [], offset - start
+    for stride, _ in axes:
+        first.append(rest // stride)
+        rest -= first[-1] * stride
+    last = list(first)
+    for n, stride in zip(value.type.shape, value.type.layout, strict=True):
+        along = next((i for i, (s, m) in enumerate(axes) if stride % s == 0 and stride < s * m), None)
+        if n > 1 and stride and along is None:
+            return False
+        if n > 1 and stride and along is not None:
+            last[along] += (n - 1) * (stride // axes[along][0])
+    return rest == 0 and all(lo >= 0 and hi < n for lo, hi, (_, n) in zip(first, last, axes, strict=True))
+
+
 PLACES: WeakKeyDictionary[Graph, Mapping[Value, tuple[Value, int]]] = WeakKeyDictionary()
 """What `resolve` found, for as long as the graph lives: engines ask about many regions of one graph."""
 

@@ -115,12 +115,14 @@ class Problem:
     def of(graph: Graph, part: Component, offers: Sequence[Offer], wanted: int) -> Problem:
         place = {n: i for i, n in enumerate(part.nodes)}
         above, below = closures(graph, place)
-        shares = least_shares(part, offers, place)
         weights = [(not isinstance(n.op, Elementwise), n.flops) for n in part.nodes]
         to_cover = sum(1 << i for i, n in enumerate(part.nodes) if wanted >> graph.position[n] & 1)
+        # A view between a region's nodes is theirs alone, and nothing to cover.
+        held = {i: [p for n in offers[i].region.nodes if to_cover >> (p := place[n]) & 1] for i in part.usable}
+        shares = least_shares(part, offers, held)
         begins: list[list[Bid]] = [[] for _ in part.nodes]
         for index in part.usable:
-            places = sorted(place[n] for n in offers[index].region.nodes)
+            places = sorted(held[index])
             mask = up = down = 0
             for i in places:
                 mask, up, down = mask | 1 << i, up | above[i], down | below[i]
@@ -245,14 +247,13 @@ def ticks(offer: Offer) -> int:
     return round(offer.cost_us * TICKS)
 
 
-def least_shares(part: Component, offers: Sequence[Offer], place: Mapping[Node, int]) -> list[int]:
+def least_shares(part: Component, offers: Sequence[Offer], held: Mapping[int, Sequence[int]]) -> list[int]:
     """For each node the least that an offer costs a node it holds: added up, a lower bound on every cover."""
     least: dict[int, int] = {}
-    for index in part.usable:
-        nodes = offers[index].region.nodes
-        share = ticks(offers[index]) // len(nodes)
-        for node in nodes:
-            least[place[node]] = min(least.get(place[node], share), share)
+    for index, places in held.items():
+        share = ticks(offers[index]) // len(places)
+        for place in places:
+            least[place] = min(least.get(place, share), share)
     return [least.get(i, 0) for i in range(len(part.nodes))]
 
 

@@ -1,8 +1,8 @@
 """Which regions are worth asking the engines about.  Nothing is claimed here: the same node stands in many of them.
 
 A region grows from its anchor by one neighbour at a time and stays convex at every step, which reaches every convex
-region (a nearest node of a larger one can always be added).  Views are no computation: no region holds one, and none
-grows across one.
+region (a nearest node of a larger one can always be added).  Views are no computation: a region holds at most those
+between its nodes, and only where nobody else reads them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.ops.pointwise import Elementwise
@@ -52,7 +53,7 @@ def propose(graph: Graph) -> tuple[Proposal, ...]:
                 for mask in regions_around(field, node, fusion):
                     add(mask, node, fusion.name)
     for node in field.computing:
-        if is_anchor(node) and not isinstance(node.op, Elementwise):
+        if is_anchor(node):
             add(whole_around(field, node), node, "whole")
     for node in field.computing:
         add(1 << graph.position[node], None, "single")
@@ -60,7 +61,8 @@ def propose(graph: Graph) -> tuple[Proposal, ...]:
 
 
 def is_anchor(node: Node) -> bool:
-    return any(isinstance(node.op, fusion.anchors) for fusion in FUSIONS)
+    """Whether a node is what a fusion is about, and not one of many like it."""
+    return any(isinstance(node.op, fusion.anchors) for fusion in FUSIONS if not fusion.forward)
 
 
 class Field:
@@ -68,31 +70,61 @@ class Field:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.computing = tuple(n for n in graph.nodes if not is_free(n))
+        free = [is_free(n) for n in graph.nodes]
+        self.computing = tuple(n for n, view in zip(graph.nodes, free, strict=True) if not view)
+        self.views = sum(1 << i for i, view in enumerate(free) if view)
         self.above = tuple(graph.ancestors[n] for n in graph.nodes)
         self.below = tuple(graph.descendants[n] for n in graph.nodes)
 
     @cached_property
-    def readers(self) -> dict[int, tuple[int, ...]]:
-        """Computing nodes that read a computing node's results, ascending."""
-        position, users = self.graph.position, self.graph.users
-        mine = {position[n] for n in self.computing}
-        return {
-            position[n]: tuple(sorted({position[u] for v in n.results for u in users.get(v, ())} & mine))
-            for n in self.computing
-        }
+    def beside(self) -> Neighbours:
+        """Who reads computing nodes, directly."""
+        return Neighbours({i: self.readers_of(i, 0) for i in map(self.graph.position.__getitem__, self.computing)})
 
     @cached_property
-    def makers(self) -> dict[int, tuple[int, ...]]:
-        """Computing nodes that make a computing node's operands, descending."""
-        made: dict[int, list[int]] = {i: [] for i in self.readers}
-        for i, readers in self.readers.items():
-            for reader in readers:
-                made[reader].append(i)
-        return {i: tuple(sorted(makers, reverse=True)) for i, makers in made.items()}
+    def across(self) -> Neighbours:
+        """Who reads computing nodes, directly or through views."""
+        if not self.views:
+            return self.beside
+        views = self.views
+        return Neighbours({i: self.readers_of(i, views) for i in map(self.graph.position.__getitem__, self.computing)})
+
+    def readers_of(self, i: int, through: int) -> tuple[int, ...]:
+        """Computing nodes that read a node's results, or those of `through` (bit set) in between, ascending."""
+        position, users = self.graph.position, self.graph.users
+        found: set[int] = set()
+        todo = [i]
+        while todo:
+            for reader in {position[u] for v in self.graph.nodes[todo.pop()].results for u in users.get(v, ())}:
+                if through >> reader & 1:
+                    todo.append(reader)
+                elif not self.views >> reader & 1:
+                    found.add(reader)
+        return tuple(sorted(found))
+
+    def keeps_views(self, mask: int) -> bool:
+        """Whether all views of a set are read within it alone."""
+        escaping, users, position = self.graph.escaping, self.graph.users, self.graph.position
+        return all(
+            v not in escaping and all(mask >> position[u] & 1 for u in users.get(v, ()))
+            for node in bits_of(mask & self.views, self.graph.nodes)
+            for v in node.results
+        )
 
     def nodes_of(self, mask: int) -> tuple[Node, ...]:
         return tuple(n for n in bits_of(mask, self.graph.nodes))
+
+
+class Neighbours:
+    """Readers of computing nodes, ascending, and makers of what they read, descending; by position."""
+
+    def __init__(self, readers: dict[int, tuple[int, ...]]) -> None:
+        self.readers = readers
+        made: dict[int, list[int]] = {i: [] for i in readers}
+        for i, found in readers.items():
+            for reader in found:
+                made[reader].append(i)
+        self.makers = {i: tuple(sorted(makers, reverse=True)) for i, makers in made.items()}
 
 
 def bits_of(mask: int, nodes: tuple[Node, ...]) -> Iterator[Node]:
@@ -104,7 +136,10 @@ def bits_of(mask: int, nodes: tuple[Node, ...]) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class Grown:
-    """A convex set of nodes in the making: members in the order they joined, and what leads to and from them."""
+    """A convex set of nodes in the making: computing members in the order they joined, and what leads to and from them.
+
+    `mask` has the views between them too.
+    """
 
     mask: int
     members: tuple[int, ...]
@@ -112,12 +147,15 @@ class Grown:
     below: int
     partners: int = 0
 
-    def with_node(self, field: Field, i: int, partners: int) -> Grown | None:
-        """The set with node `i` too; None where a path would leave it and come back."""
+    def with_node(self, field: Field, i: int, partners: int, views: int) -> Grown | None:
+        """The set with node `i` too, and those of `views` that stand between; None where a path would leave it and
+        come back."""
         mask = self.mask | 1 << i
         above, below = self.above | field.above[i], self.below | field.below[i]
-        if above & below & ~mask:
+        between = above & below & ~mask
+        if between & ~views:
             return None
+        mask |= between
         return Grown(mask, (*self.members, i), above, below, self.partners + partners)
 
 
@@ -125,10 +163,12 @@ class Grown:
 class Growth:
     """What may join a region: nodes that read from it, nodes that make something for it, and partners among both.
 
-    `allows` says for a node whether it may join as a reader or a maker, and whether it counts as a partner.
+    `reader`, `maker` and `partner` say for a node whether it may join as such; those of `views` may stand between.
     """
 
     field: Field
+    beside: Neighbours
+    views: int
     start: int
     reader: Callable[[Node], bool]
     maker: Callable[[Node], bool]
@@ -145,8 +185,8 @@ class Growth:
     def steps(self, grown: Grown) -> Iterator[tuple[Grown, bool]]:
         """The set with one node more, readers first in the order they run, then makers, nearest first; and whether it
         was a reader."""
-        readers = dict.fromkeys(sorted({j for i in grown.members for j in self.field.readers[i]}))
-        makers = dict.fromkeys(sorted({j for i in grown.members for j in self.field.makers[i]}, reverse=True))
+        readers = dict.fromkeys(sorted({j for i in grown.members for j in self.beside.readers[i]}))
+        makers = dict.fromkeys(sorted({j for i in grown.members for j in self.beside.makers[i]}, reverse=True))
         for reads, places, fits in ((True, readers, self.reader), (False, makers, self.maker)):
             for i in places:
                 if grown.mask >> i & 1 or i < self.first:
@@ -159,9 +199,9 @@ class Growth:
         node = self.field.graph.nodes[i]
         others = len(grown.members) - 1 - grown.partners
         if fits(node):
-            return grown.with_node(self.field, i, 0) if others < self.limit else None
+            return grown.with_node(self.field, i, 0, self.views) if others < self.limit else None
         if grown.partners < self.partners and self.partner(node):
-            return grown.with_node(self.field, i, 1)
+            return grown.with_node(self.field, i, 1, self.views)
         return None
 
     def series(self) -> Iterator[Grown]:
@@ -195,23 +235,22 @@ SPACING = 4
 
 
 def regions_around(field: Field, anchor: Node, fusion: Fusion) -> Iterator[int]:
-    """Bit sets of the regions that a fusion proposes around an anchor, smallest first, the series after that.
-
-    Pointwise nodes anchor only what comes behind them in the graph's order, so that an island is not found once a node.
-    """
+    """Bit sets of the regions that a fusion proposes around an anchor, smallest first, the series after that."""
     start = field.graph.position[anchor]
     growth = Growth(
         field,
+        field.across if fusion.across_views else field.beside,
+        field.views if fusion.across_views else 0,
         start,
         fusion.epilogue,
         fusion.prologue,
         lambda node: fusion.joins(anchor, node),
         fusion.limit,
         fusion.partners,
-        start if isinstance(anchor.op, Elementwise) else 0,
+        start if fusion.forward else 0,
     )
-    yield from (grown.mask for grown in growth.all_small(fusion.budget))
-    yield from (grown.mask for grown in growth.series())
+    found = chain(growth.all_small(fusion.budget), growth.series())
+    yield from (grown.mask for grown in found if field.keeps_views(grown.mask))
 
 
 def whole_around(field: Field, anchor: Node) -> int:
@@ -221,7 +260,7 @@ def whole_around(field: Field, anchor: Node) -> int:
         return isinstance(node.op, Elementwise)
 
     start = field.graph.position[anchor]
-    growth = Growth(field, start, pointwise, pointwise, is_anchor, WHOLE_LIMIT, WHOLE_ANCHORS - 1)
+    growth = Growth(field, field.beside, 0, start, pointwise, pointwise, is_anchor, WHOLE_LIMIT, WHOLE_ANCHORS - 1)
     grown = growth.seed
     while (step := next(growth.steps(grown), None)) is not None:
         grown = step[0]

@@ -71,8 +71,9 @@ def check_offered(graph: Graph, wanted: int, offers: Sequence[Offer]) -> None:
 
 def own_conflict(region: Region, wanted: int) -> str:
     """Why a region can be part of no cover, or nothing."""
-    if region.mask & ~wanted:
-        return "it holds a view, which is nothing to compute"
+    views = (n for n in region.nodes if not wanted >> region.graph.position[n] & 1)
+    if any(region.graph.producer.get(n.operands[0]) not in region.nodes for n in views):
+        return "it holds a view of what others make, which is nothing to compute"
     if not region.is_convex:
         return "a path leaves the region and comes back, so it would wait for its own result"
     return ""

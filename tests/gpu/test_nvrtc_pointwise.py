@@ -16,7 +16,8 @@ from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
 from graphdnn.ir.types import DTYPES, Array, DType, channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
 from tests.engines.cudnn.layouts import Layout, whole
-from tests.gpu.region_runs import Placed, built, check_in_place, check_region, run_region
+from tests.engines.nvrtc.moving_regions import MOVING, Moving
+from tests.gpu.region_runs import Placed, built, check_in_place, check_region, compare, run_region
 from tests.ir.samples import draw
 
 pytestmark = pytest.mark.gpu
@@ -200,6 +201,39 @@ def test_rows_in_place(device: CudaDevice, rng: Rng, length: int) -> None:
     check_in_place(device, region, {v.name: draw(v.type, rng) for v in region.inputs})
     region = whole(g.build({"late": outputs["late"]}), row_major)
     check_in_place(device, region, {v.name: draw(v.type, rng) for v in region.inputs})
+
+
+@pytest.mark.parametrize("elements", [0, 1])
+@pytest.mark.parametrize("case", MOVING, ids=str)
+def test_movement_inside_a_kernel(case: Moving, elements: int, device: CudaDevice, rng: Rng) -> None:
+    region = case.region()
+    shift = elements * max(v.type.dtype.itemsize for v in (*region.inputs, *region.outputs))
+    check_region(device, region, case.arrays(region, rng), shift)
+    check_in_place(device, region, case.arrays(region, rng))
+
+
+@pytest.mark.parametrize("dtype", [gd.float16, gd.bfloat16, gd.float32], ids=str)
+def test_a_rotation_of_slices_of_one_product(dtype: DType, device: CudaDevice, rng: Rng) -> None:
+    """Through the compiler: x, its halves and v are views of one buffer, which the rotations must not write over."""
+    g = gd.GraphBuilder()
+    wide = g.relu(g.input("x", (2, 63, 7 * 64), dtype))
+    q, k, v = (
+        g.transpose(g.reshape(part, (2, 63, heads, 64)), (0, 2, 1, 3))
+        for part, heads in zip(g.split(wide, [4 * 64, 2 * 64, 64], axis=-1), (4, 2, 1), strict=True)
+    )
+    cos, sin = (g.input(n, (63, 64), dtype) for n in ("cos", "sin"))
+
+    def rotate(x: Value) -> Value:
+        first, second = g.split(x, [32, 32], axis=-1)
+        return x * cos + g.concat([-second, first], axis=-1) * sin
+
+    graph = g.build({"q": rotate(q), "k": rotate(k), "v": g.neg(v)})
+    exe = gd.compile(graph, target=device.target)
+    assert sum("concat" in r.pattern for r in exe.report.regions) == 2
+    arrays = {n: draw(t.type, rng) for n, t in graph.inputs.items()}
+    found, wanted = exe(arrays), gd.evaluate(graph, arrays, dtype=gd.float64)
+    for name, value in graph.outputs.items():
+        compare(name, found[name], wanted[name], value.type.dtype)
 
 
 def test_a_written_slice_in_place(device: CudaDevice, rng: Rng) -> None:

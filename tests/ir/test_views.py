@@ -10,7 +10,7 @@ from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.movement import Expand, Reshape, Slice, Split, Squeeze, Transpose, Unsqueeze, reshaped_strides
 from graphdnn.ir.types import TensorType, channels_last, dense_strides
-from graphdnn.ir.views import is_free, resolve
+from graphdnn.ir.views import is_free, is_part_of, resolve
 from graphdnn.ir.writer import GraphWriter
 from tests.ir.samples import SAMPLES, Sample
 
@@ -186,6 +186,28 @@ def test_every_value_has_a_place(sample: Sample, rng: np.random.Generator) -> No
             assert offset >= 0
             assert offset + value.type.extent <= root.type.extent
             assert root is value or is_free(node)
+
+
+def test_what_lies_within_another_view() -> None:
+    """As many ways as there are through small tensors, against sets of addresses."""
+    buffer = 6 * 8
+    writer = GraphWriter("g")
+    x = writer.input("x", TensorType((buffer,), gd.float32))
+    (rows,) = writer.emit(Reshape(shape=(6, 8)), (x,), types=[TensorType((6, 8), gd.float32, (8, 1))])
+    values = [x, rows]
+    for r0, r1, rs, c0, c1, cs in itertools.product((0, 2), (3, 6), (1, 2), (0, 3), (4, 8), (1, 3)):
+        op = Slice(starts=(r0, c0), stops=(r1, c1), steps=(rs, cs))
+        shape = op.infer(rows.type)[0].shape
+        values += writer.emit(op, (rows,), types=[TensorType(shape, gd.float32, (8 * rs, cs))])
+    graph = writer.finish({f"y{i}": v for i, v in enumerate(values) if v is not x})
+    places = resolve(graph)
+    held = {v: set(strided(v.type, memory(buffer), places[v][1]).ravel().tolist()) for v in values}
+    for a, b in itertools.product(values, repeat=2):
+        told = is_part_of(graph, a, b)
+        assert not told or held[a] <= held[b]
+        if b is rows:
+            assert told or a is x
+    assert is_part_of(graph, values[5], values[5])
 
 
 def test_channels_last_reads_as_rows_of_channels() -> None:

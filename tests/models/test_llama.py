@@ -63,6 +63,16 @@ def test_residuals_ride_on_the_products(report) -> None:
     assert "add" in fed.pattern.split("+")
 
 
+def test_each_rotation_is_one_kernel_that_reads_a_slice(report) -> None:
+    rotations = [r for r in report.regions if "concat" in r.pattern]
+    assert [r.pattern for r in rotations] == ["mul+neg+concat+mul+add"] * 2
+    for region, heads in zip(rotations, (32, 8), strict=True):
+        assert region.kernels == 1
+        tensor = 4096 * heads * 128 * 2
+        assert region.written_bytes == tensor
+        assert region.read_bytes == tensor + 2 * 4096 * 128 * 2  # x once, cos and sin
+
+
 def test_attention_is_one_region_and_keys_are_not_repeated(report) -> None:
     attention = next(r for r in report.regions if "self_attn" in r.nodes)
     assert attention.pattern == "attention"

@@ -1,4 +1,4 @@
-"""Proposals: which regions engines are asked about; convex, connected, free of views, complete where they can be."""
+"""Proposals: which regions engines are asked about; convex, connected, with no views but their own, complete."""
 
 import itertools
 import time
@@ -51,7 +51,10 @@ def check_lawful(graph: Graph, proposals: tuple[Proposal, ...]) -> None:
     for proposal in proposals:
         nodes = set(proposal.region.nodes)
         assert nx.is_weakly_connected(view.subgraph(nodes))
-        assert not any(is_free(n) for n in nodes)
+        for free in filter(is_free, nodes):
+            assert graph.producer.get(free.operands[0]) in nodes
+            assert all(u in nodes for v in free.results for u in graph.users[v])
+            assert not graph.escaping & set(free.results)
         assert proposal.anchor is None or proposal.anchor in nodes
         for between in closure.nodes - nodes:
             assert not (nodes & set(closure.pred[between]) and nodes & set(closure.succ[between]))
@@ -223,11 +226,38 @@ def test_reductions_over_other_rows_are_not_joined() -> None:
     assert not any({"rows", "columns"} <= names(p) and p.fusion == "rows" for p in propose(graph))
 
 
-def test_growth_stops_at_views() -> None:
+def test_islands_grow_across_views() -> None:
     g = GraphBuilder("g")
-    y = g.relu(g.reshape(g.relu(g.input("x", (4, 6), float32), name="a"), (3, 8), name="view"), name="b")
+    y = g.relu(g.reshape(g.relu(g.input("x", (4, 6), float32), name="a"), (3, 8), name="v"), name="b")
     graph = g.build({"y": g.neg(y, name="c")})
-    assert set(sets(graph)) == {frozenset(s) for s in ("a", "b", "c", "bc")}
+    assert set(sets(graph)) == {frozenset(s) for s in ("a", "b", "c", "bc", "avb", "avbc")}
+
+
+def test_anchors_do_not_grow_across_views() -> None:
+    g = GraphBuilder("g")
+    y = g.reshape(conv(g, image(g), 5, "conv"), (2, 5, 63))
+    graph = g.build({"y": g.relu(y, name="relu")})
+    assert set(sets(graph)) == {frozenset({"conv"}), frozenset({"relu"})}
+
+
+@pytest.mark.parametrize("reader", ["another node", "the caller"])
+def test_a_view_that_others_read_is_in_no_region(reader: str) -> None:
+    g = GraphBuilder("g")
+    v = g.reshape(g.relu(g.input("x", (4, 6), float32), name="a"), (3, 8), name="v")
+    more = g.softmax(v, name="softmax") if reader == "another node" else v
+    graph = g.build({"y": g.neg(v, name="b"), "z": more})
+    assert not any("v" in s for s in sets(graph))
+
+
+def test_islands_hold_what_joins_and_pads() -> None:
+    g = GraphBuilder("g")
+    x = g.input("x", (2, 3, 5, 16), float16)
+    first, second = g.split(x, [8, 8], axis=-1)
+    joined = g.concat([g.neg(second, name="neg"), first], axis=-1, name="concat")
+    y = g.add(g.mul(x, g.input("cos", (5, 16), float16), name="straight"), joined, name="sum")
+    found = sets(assign_layouts(g.build({"y": g.pad(y, ((0, 0),) * 3 + ((0, 8),), name="pad")})).graph)
+    assert found[frozenset({"straight", "neg", "concat", "sum", "pad"})].fusion == "pointwise"
+    assert frozenset({"neg", "concat"}) in found
 
 
 def test_growth_stops_at_its_limit() -> None:

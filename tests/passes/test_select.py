@@ -220,15 +220,29 @@ def test_a_region_that_is_not_convex_is_a_conflict_and_never_chosen() -> None:
     assert [o for o, _ in cover.conflicts] == [ends]
 
 
-def test_views_need_no_offer_and_may_be_in_none() -> None:
+def test_views_need_no_offer_and_may_be_between_nodes_of_one() -> None:
     g = GraphBuilder("views")
     x = g.input("x", (3, 5), float32)
-    graph = g.build({"y": g.relu(g.reshape(g.neg(x), (5, 3)))})
+    graph = g.build({"y": g.relu(g.reshape(g.neg(g.reshape(x, (5, 3))), (3, 5)))})
+    view, neg, between, relu = graph.nodes
     single = [Offer(Region.of(graph, [n]), 2.0) for n in computing(graph)]
-    whole = Offer(Region.of(graph, graph.nodes), 1.0)
-    cover = select(graph, [whole, *single])
+    assert select(graph, single).cost_us == 4.0
+    whole = Offer(Region.of(graph, [neg, between, relu]), 1.0)
+    assert select(graph, [*single, whole]).picks == (whole,)
+    larger = Offer(Region.of(graph, [view, neg, between, relu]), 0.5)
+    cover = select(graph, [*single, larger])
     assert cover.cost_us == 4.0
-    assert cover.conflicts[0][0] is whole
+    assert cover.conflicts[0][0] is larger
+
+
+def test_views_within_offers_do_not_mislead_the_search() -> None:
+    """Their share is nobody else's: a cover that goes without the view is not dearer for it."""
+    g = GraphBuilder("views")
+    graph = g.build({"y": g.relu(g.reshape(g.neg(g.input("x", (3, 5), float32)), (5, 3)))})
+    neg, _, relu = graph.nodes
+    whole = Offer(Region.of(graph, graph.nodes), 9.0)
+    single = [Offer(Region.of(graph, [n]), 4.0) for n in (neg, relu)]
+    assert select(graph, [whole, *single]).cost_us == 8.0
 
 
 def test_a_node_without_an_offer_is_named() -> None:

@@ -25,8 +25,8 @@ FAMILIES: tuple[Family, ...] = (
     matmul.FAMILY,
     pooling.FAMILY,
     rows.FAMILY,
-    movement.FAMILY,
     pointwise.FAMILY,
+    movement.FAMILY,
 )
 """Most specific first: of several families that take a region, the first runs it."""
 
@@ -36,7 +36,7 @@ def family_of(region: Region) -> Family | Decline:
     ops = {type(n.op) for n in region.nodes if not isinstance(n.op, Elementwise)}
     refusals: list[Decline] = []
     for family in FAMILIES:
-        if bool(ops) != bool(family.anchors) or not ops <= set(family.anchors):
+        if not ops <= set(family.anchors) or not (ops or family.alone):
             continue
         refusal = family.takes(region)
         if refusal is None:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.nvrtc.demand import Demand
 from graphdnn.engines.nvrtc.emit import register
-from graphdnn.engines.nvrtc.group import Access, Demand, Store, held, load_group, wide_condition, work_group
+from graphdnn.engines.nvrtc.group import Access, Store, held, load_group, wide_condition, work_group
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
-from graphdnn.engines.nvrtc.placement import Placement, place_results, placed_strides
+from graphdnn.engines.nvrtc.places import Grid, Misplaced, Place, placed_results, strides_at
 from graphdnn.engines.nvrtc.recipe import Anchored, anchored, buffers
 from graphdnn.engines.nvrtc.rows_phases import LIGHT
-from graphdnn.ir.graph import Value
+from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.region import Region
 
 MOST_COPIES = 32
@@ -63,15 +64,23 @@ def anchor_with_epilogue(region: Region) -> Anchored | Decline:
             f"{feeding[0]} stands before {parts.anchor}; the generated {parts.anchor.op.label} "
             "reads its operands from memory as they are",
         )
-    places = placed(parts)
+    places = placed(region, parts)
     return places if isinstance(places, Decline) else parts
 
 
-def placed(parts: Anchored) -> dict[Value, Placement] | Decline:
-    result = parts.anchor.result
-    shape = result.type.shape
-    root = tuple(None if n == 1 else axis for axis, n in enumerate(shape))
-    return place_results(parts.after, {result: root}, shape)
+def placed(region: Region, parts: Anchored) -> dict[Value, Place] | Decline:
+    """Where the anchor's result and all behind it lies, in the space of that result."""
+    return placed_in(parts.after, parts.anchor.result, region.outputs)
+
+
+def placed_in(nodes: Sequence[Node], root: Value, outputs: Sequence[Value]) -> dict[Value, Place] | Decline:
+    """Where the results of pointwise nodes lie in the space of `root`."""
+    try:
+        return placed_results(nodes, root, Grid.of(root.type.shape), outputs)
+    except Misplaced as misplaced:
+        if isinstance(misplaced.cause, Decline):
+            return misplaced.cause
+        raise
 
 
 def epilogue_of(region: Region, parts: Anchored, result: str, sums: int) -> Epilogue:
@@ -80,14 +89,14 @@ def epilogue_of(region: Region, parts: Anchored, result: str, sums: int) -> Epil
     A thread has `sums` of them.  Element `j` of a group stands in scope as `j`; the region is one that
     `anchor_with_epilogue` accepted.
     """
-    places = placed(parts)
+    places = placed(region, parts)
     assert not isinstance(places, Decline)
     shape = parts.anchor.result.type.shape
     apart = sums > MOST_COPIES and any(n.op.label not in LIGHT for n in parts.after)
-    demand = Demand(parts.after, len(shape), {parts.anchor.result: "total" if apart else result})
+    demand = Demand(parts.after, shape, {parts.anchor.result: "total" if apart else result})
     results = [demand(value, places[value]) for value in region.outputs]
     parameter = {v: f"p{b.index}" for v, b in buffers(region).items()}
-    loads = {name: Access(parameter[v], v, strides) for (v, strides), name in demand.loads.items()}
+    loads = {name: Access(parameter[load.value], load.value, load.strides) for load, name in demand.loads.items()}
     lines, function = demand.lines, ""
     if apart:
         total = f"const {register(parts.anchor.result.type.dtype)} total"
@@ -96,8 +105,9 @@ def epilogue_of(region: Region, parts: Anchored, result: str, sums: int) -> Epil
         results = [f"outcome.r{i}" for i in range(len(results))]
     stores: list[Store] = []
     for value, expression in zip(region.outputs, results, strict=True):
-        missing = [axis for axis, n in enumerate(shape) if n > 1 and axis not in places[value]]
-        access = Access(parameter[value], value, placed_strides(value, places[value], len(shape)))
+        covered = {axis for run in places[value] for axis in run.axes}
+        missing = [axis for axis, n in enumerate(shape) if n > 1 and axis not in covered]
+        access = Access(parameter[value], value, strides_at(value.type.layout, places[value], shape))
         stores.append(Store(access, expression, " && ".join(f"i{axis} == 0" for axis in missing)))
     return Epilogue(loads, tuple(lines), tuple(stores), function)
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graphdnn.engines.nvrtc.emit import emit_node, literal, register, storage
+from graphdnn.engines.nvrtc.emit import register, storage
 from graphdnn.engines.nvrtc.indexing import offset_terms
-from graphdnn.engines.nvrtc.placement import Placement, operand_placement, placed_strides
-from graphdnn.ir.graph import Node, Value
+from graphdnn.ir.graph import Value
 
 LARGEST_PIECE = 16
 """Bytes that one instruction moves at most."""
@@ -21,11 +20,17 @@ LARGEST_PIECE = 16
 
 @dataclass(frozen=True)
 class Access:
-    """One tensor as a kernel walks it: parameter name, the value, strides along the axes of the walk."""
+    """One tensor as a kernel walks it: parameter name, the value, strides along the axes of the walk.
+
+    At the walk's origin it stands `offset` elements into the tensor.  Where the condition `when` does not hold it has
+    no element.
+    """
 
     name: str
     value: Value
     strides: tuple[int, ...]
+    offset: int = 0
+    when: str = ""
 
     @property
     def item(self) -> str:
@@ -33,7 +38,8 @@ class Access:
 
     def address(self, names: Sequence[str]) -> str:
         """C++ expression of the address at these indices."""
-        return f"{self.name} + ({offset_terms(self.strides, names)})"
+        start = f"{self.offset} + " if self.offset else ""
+        return f"{self.name} + ({start}{offset_terms(self.strides, names)})"
 
     def is_held_whole(self, axis: int, width: int) -> bool:
         """Whether a group along `axis` holds more than one element."""
@@ -42,47 +48,12 @@ class Access:
     def is_vector(self, axis: int, width: int) -> bool:
         """Whether groups along `axis` are neighbours in memory and start at multiples of the width."""
         others = (s for a, s in enumerate(self.strides) if a != axis)
-        return width > 1 and self.strides[axis] == 1 and all(s % width == 0 for s in others)
+        starts = self.offset % width == 0 and all(s % width == 0 for s in others)
+        return width > 1 and self.strides[axis] == 1 and starts
 
     def piece(self, width: int) -> int:
         """Bytes at whose multiples a group of it must start to be moved in one go."""
         return min(LARGEST_PIECE, width * self.value.type.dtype.itemsize)
-
-
-class Demand:
-    """Emits, at one place of an index space, what the asked values need: each (value, placement) once.
-
-    `given` names values that are computed already, such as a matmul's accumulator; what no node of `nodes` produces
-    is loaded.  After all were asked for, `loads` are the loads with the variables that hold them, `lines` the work.
-    """
-
-    def __init__(self, nodes: Sequence[Node], rank: int, given: Mapping[Value, str] | None = None) -> None:
-        self.rank = rank
-        self.producer = {n.result: n for n in nodes}
-        self.given = dict(given or {})
-        self.lines: list[str] = []
-        self.loads: dict[tuple[Value, tuple[int, ...]], str] = {}
-        self._names: dict[tuple[Value, Placement], str] = {}
-
-    def __call__(self, value: Value, placement: Placement) -> str:
-        """The C++ expression of a value at the current place."""
-        if value.literal is not None:
-            return literal(value.literal, value.type.dtype)
-        if value in self.given:
-            return self.given[value]
-        known = self._names.get((value, placement))
-        if known is not None:
-            return known
-        node = self.producer.get(value)
-        if node is None:
-            strides = placed_strides(value, placement, self.rank)
-            name = self.loads.setdefault((value, strides), f"x{len(self.loads)}")
-        else:
-            operands = [self(v, operand_placement(node, i, placement)) for i, v in enumerate(node.operands)]
-            name = f"v{len(self.lines)}"
-            self.lines.append("\n".join(emit_node(node, operands, name)))
-        self._names[value, placement] = name
-        return name
 
 
 @dataclass(frozen=True)
@@ -109,14 +80,16 @@ def held(access: Access, axis: int, width: int) -> str:
 
 def load_group(access: Access, into: str, names: Sequence[str], axis: int, width: int) -> str:
     """The statement that fills the variable `into`, of type `held(...)`."""
+    when = f"if ({access.when}) " if access.when else ""
     at = access.address(names)
     if not access.is_held_whole(axis, width):
-        return f"{into} = *({at});"
+        return f"{when}{into} = *({at});"
     single = f"{into}.at[j] = ({at})[j * {access.strides[axis]}];"
     by_one = f'_Pragma("unroll") for (int j = 0; j < {width}; ++j) if (whole || j < count) {single}'
     if not access.is_vector(axis, width):
-        return by_one
-    return f"if (wide && whole) {into} = load_pack<{access.item}, {width}>({at}, true); else {{ {by_one} }}"
+        return f"{when}{{ {by_one} }}" if when else by_one
+    text = f"if (wide && whole) {into} = load_pack<{access.item}, {width}>({at}, true); else {{ {by_one} }}"
+    return f"{when}{{ {text} }}" if when else text
 
 
 def work_group(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from graphdnn.answer import Decline
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
-from graphdnn.engines.nvrtc.placement import placed_strides, right_aligned
+from graphdnn.engines.nvrtc.places import Grid, Run, strides_at
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, buffers, parameters
 from graphdnn.engines.nvrtc.tiling import (
     Fetching,
@@ -108,9 +108,9 @@ def operand_constants(name: str, across: int, walk: Walk, itemsize: int, tiling:
 
 def batch_strides(value: Value, batch: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of an operand along the batch axes of the result."""
-    place = right_aligned(value.type.shape[:-2], batch)
+    place = Grid.of(batch).aligned(value.type.shape[:-2])
     assert place is not None
-    return placed_strides(value, (*place, None, None), len(batch))
+    return strides_at(value.type.layout, (*place, Run(), Run()), batch)
 
 
 def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) -> str:

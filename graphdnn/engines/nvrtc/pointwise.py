@@ -1,18 +1,31 @@
-"""Regions of pointwise nodes: one kernel, several outputs, broadcasting, any strides, vectors where they fit."""
+"""Regions of pointwise nodes with movement among them: one kernel, several outputs, any strides, vectors if they fit.
+
+Movement costs no pass of its own: a slice or a transpose is where a load stands, a concat which of several is taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphdnn.answer import Decline
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.nvrtc.demand import Bound, Demand, Located
 from graphdnn.engines.nvrtc.emit import prelude
-from graphdnn.engines.nvrtc.group import Access, Demand, Store, held, load_group, wide_condition, work_group
-from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered, split_index, vector_width
-from graphdnn.engines.nvrtc.placement import Placement, place_results, placed_strides
+from graphdnn.engines.nvrtc.group import Access, Store, held, load_group, wide_condition, work_group
+from graphdnn.engines.nvrtc.indexing import (
+    LARGEST_INT,
+    Space,
+    collapsed,
+    offset_terms,
+    ordered,
+    split_index,
+    vector_width,
+)
+from graphdnn.engines.nvrtc.places import MOVES, Cut, Grid, Misplaced, placed_results
 from graphdnn.engines.nvrtc.recipe import Family, Kernel, Pairs, Recipe, all_buffers, buffers, parameters
-from graphdnn.ir.graph import Node, Value
+from graphdnn.ir.graph import Value
+from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
@@ -29,59 +42,118 @@ SCATTERED = Efficiency(bandwidth=0.2)
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What a region has to compute, before it is decided how it is walked: the space, the work, and for each output
+    where it goes, along which axes, and its expression."""
+
+    grid: Grid
+    demand: Demand
+    targets: tuple[Located, ...]
+    covered: tuple[frozenset[int], ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Walk:
-    """The whole plan of a pointwise kernel, before it is text.  `loads` are by the variable that reads each."""
+    """The whole plan of a pointwise kernel, before it is text.
+
+    `loads` are by the variable that reads each, `bounds` the conditions on the place by the variable that holds each.
+    """
 
     space: Space
     loads: dict[str, Access]
     stores: tuple[Store, ...]
+    bounds: dict[str, Bound]
     lines: tuple[str, ...]
     width: int
     repeat: int
 
 
-def domain(region: Region) -> Node:
-    """The node whose result is the index space: the largest, of those the one of highest rank, of those the last."""
-    return max(region.nodes, key=lambda n: (n.result.type.size, n.result.type.rank, region.graph.position[n]))
+def domain(region: Region) -> Value:
+    """The output that is the index space: the largest, of those the one of highest rank, of those the last."""
+    position, producer = region.graph.position, region.graph.producer
+    return max(region.outputs, key=lambda v: (v.type.size, v.type.rank, position[producer[v]]))
 
 
-def placements(region: Region) -> dict[Value, Placement] | Decline:
+def wanted(region: Region) -> Wanted | Decline:
+    """The work of a region, or why one walk cannot do it.
+
+    An axis of the space is split where a reshape inside needs it; each split makes axes smaller, so this ends.
+    """
     main = domain(region)
-    shape = main.result.type.shape
-    root = tuple(None if n == 1 else axis for axis, n in enumerate(shape))
-    return place_results(region.nodes, {main.result: root}, shape)
+    grid = Grid.of(main.type.shape)
+    while True:
+        try:
+            places = placed_results(region.nodes, main, grid, region.outputs)
+            demand = Demand(region.nodes, grid.extents)
+            results = tuple(demand(v, places[v]) for v in region.outputs)
+            targets = tuple(demand.located(v, places[v]) for v in region.outputs)
+            covered = tuple(frozenset(axis for run in places[v] for axis in run.axes) for v in region.outputs)
+            return Wanted(grid, demand, targets, covered, results)
+        except Misplaced as misplaced:
+            if not isinstance(misplaced.cause, Cut):
+                return misplaced.cause
+            grid = grid.cut(misplaced.cause)
 
 
 def takes(region: Region) -> Decline | None:
-    found = placements(region)
+    if not any(isinstance(n.op, Elementwise) for n in region.nodes) and len(region.nodes) == 1:
+        return Decline(Code.PATTERN, f"{region.nodes[0]} moves elements and nothing is computed with them")
+    found = wanted(region)
     return found if isinstance(found, Decline) else None
 
 
 def plan_walk(region: Region, target: Target) -> Walk:
     """Decides index space, vector width and loads of a region that `takes` accepted."""
-    places = placements(region)
-    assert not isinstance(places, Decline)
-    shape = domain(region).result.type.shape
-    demand = Demand(region.nodes, len(shape))
-    results = [demand(v, places[v]) for v in region.outputs]
-    values = [*(v for v, _ in demand.loads), *region.outputs]
-    strides = [*(s for _, s in demand.loads), *(placed_strides(v, places[v], len(shape)) for v in region.outputs)]
-    leader = len(demand.loads) + max(range(len(results)), key=lambda i: region.outputs[i].type.size)
+    found = wanted(region)
+    assert not isinstance(found, Decline)
+    demand, extents = found.demand, found.grid.extents
+    located = [*demand.loads, *found.targets]
+    values, strides = [a.value for a in located], [a.strides for a in located]
+    leader = len(demand.loads) + max(range(len(found.results)), key=lambda i: region.outputs[i].type.size)
     # An output that broadcasts over the space is written at the first place along the axes that it lacks: to find
-    # those after sorting and merging, they are walked by an access of their own.
-    lacks = [tuple(int(n > 1 and axis not in places[v]) for axis, n in enumerate(shape)) for v in region.outputs]
-    sorted_space = ordered(Space(shape, (*strides, *lacks)), leader)
-    masks = [merging(mask, sorted_space.extents) for mask in sorted_space.accesses[len(strides) :]]
-    space = collapsed(Space(sorted_space.extents, (*sorted_space.accesses[: len(strides)], *masks)))
-    walked, masked = space.accesses[: len(strides)], space.accesses[len(strides) :]
+    # those after sorting and merging, they are walked by an access of their own.  So is what a bound looks at.
+    lacks = [tuple(int(n > 1 and axis not in axes) for axis, n in enumerate(extents)) for axes in found.covered]
+    looks = [bound.strides for bound in demand.bounds]
+    sorted_space = ordered(Space(extents, (*strides, *lacks, *looks)), leader)
+    first, last = len(strides), len(strides) + len(lacks)
+    masks = [merging(mask, sorted_space.extents) for mask in sorted_space.accesses[first:last]]
+    space = collapsed(
+        Space(sorted_space.extents, (*sorted_space.accesses[:first], *masks, *sorted_space.accesses[last:]))
+    )
+    walked, masked = space.accesses[:first], space.accesses[first:last]
+    bounds = {
+        name: Bound(moved, bound.low, bound.high)
+        for (bound, name), moved in zip(demand.bounds.items(), space.accesses[last:], strict=True)
+    }
     parameter = {v: f"p{b.index}" for v, b in buffers(region).items()}
-    accesses = [Access(parameter[v], v, s) for v, s in zip(values, walked, strict=True)]
+    accesses = [
+        Access(parameter[a.value], a.value, moved, a.offset, " && ".join(a.bounds))
+        for a, moved in zip(located, walked, strict=True)
+    ]
+    loads = dict(zip(demand.loads.values(), accesses, strict=False))
+    firsts = [[f"i{axis} == 0" for axis, m in enumerate(mask) if m] for mask in masked]
+    stores = tuple(
+        Store(access, result, " && ".join((*only, *([access.when] if access.when else []))))
+        for access, result, only in zip(accesses[len(loads) :], found.results, firsts, strict=True)
+    )
     space = Space(space.extents, walked)
     width = vector_width(space, [v.type.dtype.itemsize for v in values], most=widest(values))
-    only = [" && ".join(f"i{axis} == 0" for axis, m in enumerate(mask) if m) for mask in masked]
-    loads = dict(zip(demand.loads.values(), accesses, strict=False))
-    stores = tuple(map(Store, accesses[len(loads) :], results, only))
-    return Walk(space, loads, stores, tuple(demand.lines), width, repetition(space, loads, width, target))
+    width = within_bounds(width, bounds.values())
+    return Walk(space, loads, stores, bounds, tuple(demand.lines), width, repetition(space, loads, width, target))
+
+
+def within_bounds(width: int, bounds: Collection[Bound]) -> int:
+    """The largest width, up to the given one, of which no group lies on both sides of a bound."""
+
+    def splits(bound: Bound) -> bool:
+        *outer, inner = bound.strides
+        ends = (*outer, bound.low or 0, bound.high or 0)
+        return inner > 1 or (inner == 1 and any(end % width for end in ends))
+
+    while width > 1 and any(map(splits, bounds)):
+        width //= 2
+    return width
 
 
 def merging(mask: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
@@ -123,16 +195,19 @@ def generate(region: Region, target: Target) -> Recipe:
 def in_place(region: Region, walk: Walk) -> Pairs:
     """Inputs that lie as an output does, element for element, whatever reads them: each place loads, then stores.
 
-    Not where the output is smaller than the space: others than the place that stores would still read.  Of one type
-    only, since memory that is read and written as different types may be taken for different memory.
+    Not where the output is smaller than the space, or an input read elsewhere than it is written: others than the place
+    that stores would still read.  Of one type only, since memory that is read and written as different types may be
+    taken for different memory.
     """
     pairs: list[tuple[int, int]] = []
     for i, value in enumerate(region.inputs):
-        ways = {a.strides for a in walk.loads.values() if a.value is value}
+        ways = {(a.strides, a.offset, a.when) for a in walk.loads.values() if a.value is value}
         pairs += (
             (i, o)
             for o, store in enumerate(walk.stores)
-            if ways == {store.access.strides} and not store.only and value.type.dtype == store.access.value.type.dtype
+            if ways == {(store.access.strides, 0, "")}
+            and not store.only
+            and value.type.dtype == store.access.value.type.dtype
         )
     return tuple(pairs)
 
@@ -146,7 +221,9 @@ def estimate(region: Region, target: Target) -> float:
 
 def source(region: Region, walk: Walk, groups: int) -> str:
     """The kernel's text.  A thread loads all its groups first, then computes and stores them."""
-    index = "int" if walk.space.fits_int else "i64"
+    accesses = [*walk.loads.values(), *(s.access for s in walk.stores)]
+    fits = walk.space.fits_int and all(abs(a.offset) + a.value.type.extent <= LARGEST_INT for a in accesses if a.offset)
+    index = "int" if fits else "i64"
     width, extents = walk.width, walk.space.extents
     axis = len(extents) - 1
     names = [f"i{a}" for a in range(len(extents))]
@@ -157,6 +234,7 @@ def source(region: Region, walk: Walk, groups: int) -> str:
         f"const {index} {names[-1]} = last * {width};",
         f"const bool whole = {f'group < {groups - 1}' if tail else 'true'};",
         f"const int count = {tail or width};",
+        *(f"const bool {name} = {condition(bound, names)};" for name, bound in walk.bounds.items()),
     ]
     loop = [
         f"#pragma unroll\nfor (int r = 0; r < {walk.repeat}; ++r) {{",
@@ -165,7 +243,6 @@ def source(region: Region, walk: Walk, groups: int) -> str:
         *place,
     ]
     kept = {name: f"{name}_m" for name in walk.loads}
-    accesses = [*walk.loads.values(), *(s.access for s in walk.stores)]
     return "\n".join(
         (
             prelude(),
@@ -173,7 +250,10 @@ def source(region: Region, walk: Walk, groups: int) -> str:
             f"{parameters(region, in_place(region, walk))}) {{",
             f"const {index} first = ({index})blockIdx.x * {BLOCK * walk.repeat} + threadIdx.x;",
             wide_condition(accesses, axis, width),
-            *(f"{held(a, axis, width)} {kept[name]}[{walk.repeat}];" for name, a in walk.loads.items()),
+            *(
+                f"{held(a, axis, width)} {kept[name]}[{walk.repeat}]{' = {}' if a.when else ''};"
+                for name, a in walk.loads.items()
+            ),
             *loop,
             *(load_group(a, f"{kept[name]}[r]", names, axis, width) for name, a in walk.loads.items()),
             "}\n}",
@@ -186,4 +266,12 @@ def source(region: Region, walk: Walk, groups: int) -> str:
     )
 
 
-FAMILY = Family("pointwise", (), takes, generate, estimate)
+def condition(bound: Bound, names: Sequence[str]) -> str:
+    """The C++ expression of a bound."""
+    at = offset_terms(bound.strides, names)
+    ends = [f"{at} >= {bound.low}"] if bound.low is not None else []
+    ends += [f"{at} < {bound.high}"] if bound.high is not None else []
+    return " && ".join(ends)
+
+
+FAMILY = Family("pointwise", tuple(MOVES), takes, generate, estimate, alone=True)

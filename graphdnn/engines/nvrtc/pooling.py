@@ -13,11 +13,12 @@ from math import prod
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.nvrtc.demand import Demand
 from graphdnn.engines.nvrtc.emit import BOUNDS, literal, prelude, register, storage, template
-from graphdnn.engines.nvrtc.epilogue import Epilogue, epilogue_of, placed
-from graphdnn.engines.nvrtc.group import Access, Demand, held, load_group, wide_condition
+from graphdnn.engines.nvrtc.epilogue import Epilogue, epilogue_of, placed, placed_in
+from graphdnn.engines.nvrtc.group import Access, held, load_group, wide_condition
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, split_index
-from graphdnn.engines.nvrtc.placement import Placement, place_results
+from graphdnn.engines.nvrtc.places import Place
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, anchored, buffers
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.pool import AvgPool, MaxPool, Pool
@@ -45,16 +46,15 @@ def parts_of(region: Region) -> tuple[Anchored, Pool] | Decline:
             Code.ESCAPE, f"{shared[0]} is needed beside {parts.anchor}; the pooling kernel has it only window by window"
         )
     places = before_places(parts)
-    places = placed(parts) if not isinstance(places, Decline) else places
+    places = placed(region, parts) if not isinstance(places, Decline) else places
     assert isinstance(parts.anchor.op, Pool)
     return places if isinstance(places, Decline) else (parts, parts.anchor.op)
 
 
-def before_places(parts: Anchored) -> dict[Value, Placement] | Decline:
+def before_places(parts: Anchored) -> dict[Value, Place] | Decline:
     """Where the work before lies in the space of the pooling's operand."""
     x = parts.anchor.operands[0]
-    root = tuple(None if n == 1 else axis for axis, n in enumerate(x.type.shape))
-    return place_results(parts.before, {x: root}, x.type.shape)
+    return placed_in(parts.before, x, (x,))
 
 
 def takes(region: Region) -> Decline | None:
@@ -81,10 +81,12 @@ def prologue_of(region: Region, parts: Anchored) -> Prologue:
     x = parts.anchor.operands[0]
     places = before_places(parts)
     assert not isinstance(places, Decline)
-    demand = Demand(parts.before, x.type.rank)
+    demand = Demand(parts.before, x.type.shape)
     result = demand(x, places[x])
     slot = buffers(region)
-    loads = {name: Access(f"p{slot[v].index}", v, strides) for (v, strides), name in demand.loads.items()}
+    loads = {
+        name: Access(f"p{slot[load.value].index}", load.value, load.strides) for load, name in demand.loads.items()
+    }
     return Prologue(loads, tuple(demand.lines), result)
 
 

@@ -75,7 +75,7 @@ class Recipe:
 class Family:
     """One kind of kernel.
 
-    `anchors` are the op classes it runs beside pointwise ones; a family without anchors runs pointwise regions.
+    `anchors` are the op classes it runs beside pointwise ones; with `alone` it runs pointwise regions without any too.
     `takes` answers None for a region that it can run and a Decline for one that it cannot; it sees only regions whose
     other ops are pointwise.  `generate` makes the recipe of a region that it takes, `estimate` prices it in
     microseconds, launches included.
@@ -87,6 +87,7 @@ class Family:
     generate: Callable[[Region, Target], Recipe]
     estimate: Callable[[Region, Target], float]
     last_resort: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from math import prod
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.emit import literal
-from graphdnn.engines.nvrtc.rows_places import Place, operand_place, place_all, place_strides, reshaped_place
+from graphdnn.engines.nvrtc.places import Place, pointwise_operand, strides_at
+from graphdnn.engines.nvrtc.rows_places import place_all, reshaped_place
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.movement import Reshape
@@ -153,7 +154,7 @@ class Demand:
     def output(self, value: Value) -> Output:
         inner = self.flat.stands_for[value]
         place = self.places[inner]
-        covered = {a for entry in place for a in entry}
+        covered = {a for run in place for a in run.axes}
         lacking = [a for a, n in enumerate(self.extents) if n > 1 and a not in covered]
         if any(a not in self.along for a in lacking) or (lacking and set(lacking) != set(self.long_axes())):
             raise Unfit(
@@ -168,7 +169,7 @@ class Demand:
             source = term.operands[0]
             if source.dtype.is_float and term.dtype.is_float:
                 term = source  # Storing rounds to the same type.
-        strides = place_strides(value.type.layout, place, self.extents)
+        strides = strides_at(value.type.layout, place, self.extents)
         return Output(value, term, strides, not lacking and bool(self.long_axes()))
 
     def long_axes(self) -> tuple[int, ...]:
@@ -190,7 +191,7 @@ class Demand:
         return known
 
     def load(self, value: Value, place: Place) -> Term:
-        strides = place_strides(value.type.layout, place, self.extents)
+        strides = strides_at(value.type.layout, place, self.extents)
         known = self.loads.get((value, strides))
         if known is None:
             varies = any(strides[a] for a in self.along)
@@ -204,11 +205,11 @@ class Demand:
         if isinstance(op, Reduce):
             return self.fold(node, op, place)
         if isinstance(op, Reshape):
-            inner = reshaped_place(place, node.operands[0].type.shape, self.extents)
+            inner = reshaped_place(place, op.shape, node.operands[0].type.shape, self.extents)
             if inner is None:
                 raise Unfit(unplaced(node, self.extents))
             return self(node.operands[0], inner)
-        operands = tuple(self(v, operand_place(node, i, place)) for i, v in enumerate(node.operands))
+        operands = tuple(self(v, pointwise_operand(node, i, place)) for i, v in enumerate(node.operands))
         varies, phase = any(t.varies for t in operands), max(t.phase for t in operands)
         if isinstance(op, Pointwise) and op.fn == "div" and operands[0].varies and not operands[1].varies:
             divided = self.divide(operands[0], operands[1], node.result.type.dtype, phase)
@@ -228,7 +229,7 @@ class Demand:
     def fold(self, node: Node, op: Reduce, place: Place) -> Term:
         value = node.operands[0]
         inner = self.places[value]
-        folded = {a for axis in op.axes for a in inner[axis]}
+        folded = {a for axis in op.axes for a in inner[axis].axes}
         if place != self.places[node.result] or folded != set(self.long_axes()):
             raise Unfit(unplaced(node, self.extents))
         operand = self(value, inner)
@@ -247,7 +248,7 @@ def row_axes(nodes: Sequence[Node], places: Mapping[Value, Place], extents: Sequ
     """The axes of the space that the first fold folds; none where nothing is folded."""
     for node in nodes:
         if isinstance(node.op, Reduce):
-            folded = [a for axis in node.op.axes for a in places[node.operands[0]][axis]]
+            folded = [a for axis in node.op.axes for a in places[node.operands[0]][axis].axes]
             # A fold over axes of extent 1 alone still needs a row to fold: any such axis is one.
             return tuple(folded) or (next(a for a, n in enumerate(extents) if n == 1),)
     return ()
@@ -260,11 +261,11 @@ def walk_axes(
     moving: list[set[Value]] = [set() for _ in extents]
     for node in flat.nodes:
         for value in node.operands:
-            for entry in places.get(value, ()) if value in region.inputs else ():
-                for axis in entry:
+            for run in places.get(value, ()) if value in region.inputs else ():
+                for axis in run.axes:
                     moving[axis].add(value)
     leader = max(region.outputs, key=lambda v: v.type.size)
-    strides = place_strides(leader.type.layout, places[flat.stands_for[leader]], extents)
+    strides = strides_at(leader.type.layout, places[flat.stands_for[leader]], extents)
     order = sorted((a for a, n in enumerate(extents) if n > 1 and strides[a]), key=lambda a: strides[a])
     if not order:
         return (0,) if extents else ()

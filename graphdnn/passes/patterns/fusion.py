@@ -29,6 +29,9 @@ class Fusion:
     A node that reads a value of the region joins where `epilogue` holds, one that makes a value for it where `prologue`
     does; at most `limit` of both.  Up to `partners` further anchors join where `joins(anchor, other)` holds.  All
     small regions up to `budget` of them are proposed, and a series of ever larger ones up to the largest.
+
+    With `across_views` a region may hold the views between its nodes.  With `forward` only what stands behind the
+    anchor in the graph's order joins, so that nodes which all are anchors are not found once each.
     """
 
     name: str
@@ -39,3 +42,5 @@ class Fusion:
     joins: Callable[[Node, Node], bool] = no_join
     partners: int = 0
     budget: int = 64
+    across_views: bool = False
+    forward: bool = False

@@ -14,7 +14,6 @@ from graphdnn.engines.nvrtc.emit import literal
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
 from graphdnn.engines.nvrtc.functions import ROWS
 from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered, split_index, vector_width
-from graphdnn.engines.nvrtc.placement import operand_placement, right_aligned
 from graphdnn.engines.nvrtc.pointwise import plan_walk
 from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
 from graphdnn.ir.region import Region
@@ -160,17 +159,6 @@ def test_a_flat_index_is_taken_apart_from_the_last_axis_on() -> None:
         name, value = line.removeprefix("const int ").rstrip(";").split(" = ")
         scope[name] = eval(value.replace("/", "//"), {}, scope)
     assert (scope["a"], scope["b"], scope["c"]) == (2, 4, 6)
-
-
-def test_placements() -> None:
-    assert right_aligned((5, 1, 7), (3, 5, 6, 7)) == (1, None, 3)
-    assert right_aligned((1, 5, 7), (5, 7)) == (None, 0, 1)
-    assert right_aligned((5, 6), (3, 5, 7)) is None
-    assert right_aligned((2, 5, 7), (5, 7)) is None
-    g = gd.GraphBuilder()
-    graph = g.build({"y": g.bias(g.input("x", (2, 3, 5), gd.float32), g.input("b", (3,), gd.float32), axis=1)})
-    assert operand_placement(graph.nodes[0], 1, (0, 1, 2)) == (1,)
-    assert operand_placement(graph.nodes[0], 1, (None, 2, 3)) == (2,)
 
 
 def test_one_vector_may_lie_along_two_axes() -> None:

@@ -9,9 +9,10 @@ from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.nvrtc import rows
 from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
+from graphdnn.engines.nvrtc.places import Run
 from graphdnn.engines.nvrtc.rows_layout import Layout
 from graphdnn.engines.nvrtc.rows_phases import phases
-from graphdnn.engines.nvrtc.rows_places import reshaped_place, result_place
+from graphdnn.engines.nvrtc.rows_places import result_place
 from graphdnn.engines.nvrtc.rows_program import Program
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
@@ -196,15 +197,8 @@ def test_a_diagonal_is_no_place() -> None:
     g = gd.GraphBuilder()
     column, row = g.input("c", (5, 1), gd.float32), g.input("r", (1, 5), gd.float32)
     node = g.build({"y": column + row}).nodes[0]
-    assert result_place(node, {column: ((0,), ()), row: ((), (1,))}) == ((0,), (1,))
-    assert result_place(node, {column: ((0,), ()), row: ((), (0,))}) is None
-
-
-def test_places_follow_reshapes() -> None:
-    space = (2, 3, 4, 5)
-    assert reshaped_place(((0,), (1,), (2,), (3,)), (2, 12, 5), space) == ((0,), (1, 2), (3,))
-    assert reshaped_place(((0,), (1, 2), (3,)), (2, 3, 1, 4, 5), space) == ((0,), (1,), (), (2,), (3,))
-    assert reshaped_place(((0,), (1, 2), (3,)), (2, 4, 3, 5), space) is None
+    assert result_place(node, {column: (Run((0,)), Run()), row: (Run(), Run((1,)))}) == (Run((0,)), Run((1,)))
+    assert result_place(node, {column: (Run((0,)), Run()), row: (Run(), Run((0,)))}) is None
 
 
 def test_an_input_that_is_not_loaded_is_not_written_over() -> None:
