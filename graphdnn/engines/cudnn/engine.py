@@ -200,12 +200,15 @@ def trusted(
     anatomy: Anatomy, found: Sequence[Proposal], target: Target, policy: Policy
 ) -> tuple[Candidate, ...] | Decline:
     """Those of the plans that compute the region rightly and as exactly as asked; a decline where none does."""
-    right = [p for p in found if is_right(anatomy, p.name.engine)]
+    kind, words = engine_class(anatomy), precision_of(anatomy, policy)
+    labels = frozenset(node.op.label for node in anatomy.region.nodes)
+    right = [p for p in found if not labels & WRONG.get((kind, p.name.engine), frozenset())]
     if not right:
         return Decline(
             Code.ATTRIBUTE, f"every engine that cuDNN proposes for {anatomy.region.pattern} computes it wrongly"
         )
-    kept = [p for p in right if is_true_to(policy, anatomy, p.name.engine)]
+    exact = IEEE.get(kind) if any(ieee_float32(a, policy) for a in anatomy.anchors) else None
+    kept = [p for p in right if exact is None or p.name.engine in exact]
     if not kept:
         names = ", ".join(dict.fromkeys(f"eng{p.name.engine}" for p in found))
         return Decline(
@@ -213,7 +216,7 @@ def trusted(
             f"cuDNN proposes {names} for {anatomy.region.pattern}, none of which is known to keep float32",
             Fix("options", "precision", "ieee", "tf32"),
         )
-    return tuple(candidate(anatomy, p, target, policy) for p in kept)
+    return tuple(candidate(anatomy.region, p, kind, words, target) for p in kept)
 
 
 def lowered(region: Region, device: Device) -> Lowering | Decline:
@@ -224,26 +227,16 @@ def lowered(region: Region, device: Device) -> Lowering | Decline:
     return lower(region, frame, handle=HANDLES.on(device.target.ordinal, device.stream))
 
 
-def is_right(anatomy: Anatomy, engine: int) -> bool:
-    """Whether no function of the region is one that this engine is known to get wrong."""
-    wrong = WRONG.get((engine_class(anatomy), engine), frozenset())
-    return not any(node.op.label in wrong for node in anatomy.region.nodes)
+def candidate(region: Region, proposal: Proposal, kind: str, words: str, target: Target) -> Candidate:
+    """A proposal as the compiler sees it: what cuDNN tells of it, and what was measured of its engine.
 
-
-def is_true_to(policy: Policy, anatomy: Anatomy, engine: int) -> bool:
-    """Whether an engine computes in the precision that is asked for."""
-    matrix = [a for a in anatomy.anchors if ieee_float32(a, policy)]
-    return not matrix or engine_class(anatomy) not in IEEE or engine in IEEE[engine_class(anatomy)]
-
-
-def candidate(anatomy: Anatomy, proposal: Proposal, target: Target, policy: Policy) -> Candidate:
-    """A proposal as the compiler sees it: what cuDNN tells of it, and what was measured of its engine."""
-    kind, number = engine_class(anatomy), proposal.name.engine
+    `kind` is the region's class of engines, `words` what its arithmetic is.
+    """
+    number = proposal.name.engine
     known = is_known(target, kind, number)
-    words = precision_of(anatomy, policy)
     return Candidate(
         engine="cudnn",
-        region=anatomy.region,
+        region=region,
         name=str(proposal.name),
         workspace_bytes=proposal.workspace,
         precision=float32_precision(kind, number) if words == "tf32" else words,

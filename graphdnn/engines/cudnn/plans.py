@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from graphdnn.answer import Decline
@@ -58,6 +58,7 @@ class PlanName:
     knobs: tuple[tuple[int, int], ...]
 
     @staticmethod
+    @lru_cache(4096)
     def parse(text: str) -> PlanName:
         """From a name such as eng4_k24=2.  Raises ValueError for any other form."""
         head, *rest = text.split("_")
