@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack
+from pathlib import Path
 
 from graphdnn.account import Decisions, account, engine_of
 from graphdnn.config import CompileOptions
@@ -30,11 +32,20 @@ THREADS = 8
 """Threads that build plans for a device; a library's own compilation leaves most of a processor idle."""
 
 
-def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions | None = None) -> Executable:
+def compile(
+    graph: Graph,
+    target: str | Target = "auto",
+    options: CompileOptions | None = None,
+    *,
+    lock: str | Path | None = None,
+) -> Executable:
     """Compiles `graph` for a target: "cpu", "cuda", "auto" (cuda where there is a device) or a Target.
 
-    A described target (`Target.named("h200")`) gives a full report and an executable that refuses to run.
-    Raises CompileError where no cover exists, SetupError where a missing library is the only reason.
+    A described target (`Target.named("h200")`) gives a full report and an executable that refuses to run.  With the
+    `lock` that Executable.save_lock wrote, regions, engines and plans are those of that file; what of it does not fit
+    is left to the compiler, with a RuntimeWarning and a line in the report's effects.
+    Raises CompileError where no cover exists, SetupError where a missing library is the only reason, SavedFileError
+    for a damaged lock.
     """
     if not isinstance(graph, Graph):
         raise CompileError(
@@ -44,7 +55,28 @@ def compile(graph: Graph, target: str | Target = "auto", options: CompileOptions
         raise CompileError(f"compile: options is a {type(options).__name__}; a gd.CompileOptions is needed")
     chosen_options = options or CompileOptions()
     machine, device = resolve(target, chosen_options)
-    return compile_for(graph, machine, device, chosen_options)
+    if lock is None:
+        return compile_for(graph, machine, device, chosen_options)
+    return compile_locked(graph, machine, device, chosen_options, Path(lock))
+
+
+def compile_locked(
+    graph: Graph, machine: Target, device: Device | None, options: CompileOptions, path: Path
+) -> Executable:
+    """Compiles with what a lock file decides, as far as it fits."""
+    from graphdnn.lock import Lock
+
+    lock = Lock.of(path, machine, options.model_dump(mode="json"))
+    try:
+        made = compile_for(graph, machine, device, options, lock)
+    except CompileError as error:
+        lock.give_up(f"with its regions the rest could not be compiled ({error}), so that nothing of it is taken")
+        made = compile_for(graph, machine, device, options)
+    made.report = made.report.model_copy(update={"effects": (*made.report.effects, *lock.effects(made.decided.picks))})
+    if lock.messages:
+        more = f"; exe.report.effects has {len(lock.messages) - 1} more" if lock.messages[1:] else ""
+        warnings.warn(lock.messages[0] + more, RuntimeWarning, stacklevel=3)
+    return made
 
 
 def compile_for(
@@ -90,7 +122,9 @@ def compile_for(
     )
     engines = {offer.region: engine_of(offer) for offer in made.cover.picks}
     picks = tuple(Pick(step.region, engines[step.region], made.plans.get(step.region)) for step in placed.steps)
-    return Executable(graph, account(decisions), program, Decided(made.prepared, picks, machine, options))
+    return Executable(
+        graph, account(decisions), program, Decided(made.prepared, picks, machine, options, made.left_out)
+    )
 
 
 def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Device | None]:

@@ -29,12 +29,14 @@ class Pick:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a compilation decided, as files keep it: the graph after all passes, regions in the report's order."""
+    """What a compilation decided, as files keep it: the graph after all passes, regions in the report's order, and
+    passes that were left out for speed."""
 
     prepared: Graph
     picks: tuple[Pick, ...]
     target: Target
     options: CompileOptions
+    left_out: tuple[str, ...] = ()
 
 
 class Executable:
@@ -44,7 +46,7 @@ class Executable:
         self.graph = graph
         self.report = report
         self._program = program
-        self._decided = decided
+        self.decided = decided
 
     def __call__(self, inputs: Mapping[str, Any], *, stream: object = None) -> dict[str, Any]:
         """Outputs by name, on `stream` (an int or an object with `__cuda_stream__`; the legacy default stream if None).
@@ -62,7 +64,7 @@ class Executable:
 
     def context(self) -> Executable:
         """The same plans with scratch memory and states of their own, for another thread or stream."""
-        return Executable(self.graph, self.report, self._present().context(), self._decided)
+        return Executable(self.graph, self.report, self._present().context(), self.decided)
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -82,7 +84,16 @@ class Executable:
         from graphdnn.saved.save import save
 
         self._present()
-        save(self.graph, self.report, self._decided, Path(path))
+        save(self.graph, self.report, self.decided, Path(path))
+
+    def save_lock(self, path: str | Path) -> None:
+        """Writes the regions, engines and plans as text, for `compile(..., lock=path)` to take them again.
+
+        Of a device that was only described it has the regions and engines.
+        """
+        from graphdnn.lock import write_lock
+
+        write_lock(self.report, self.decided, Path(path))
 
     def _present(self) -> Program:
         if self._program is None:

@@ -163,7 +163,8 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
         raise SavedFileError(f"{file.who}: {error}") from None
     program = Program(file.prepared, placed, device, lambda source, to: conversion(desk, device, source, to))
     picks = tuple(Pick(s.region, chosen[s.region].engine, chosen[s.region]) for s in placed.steps)
-    return Executable(file.graph, file.report, program, Decided(file.prepared, picks, machine, options))
+    decided = Decided(file.prepared, picks, machine, options, tuple(file.manifest.left_out))
+    return Executable(file.graph, file.report, program, decided)
 
 
 def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:

@@ -32,11 +32,13 @@ class StepModel(Strict):
 
 
 class ManifestModel(Strict):
-    """The whole.  `environment` must be the same where the plans are to be restored."""
+    """The whole.  `environment` must be the same where the plans are to be restored; `left_out` are passes that tuning
+    left out for speed."""
 
     kind: Annotated[str, Field(pattern=r"^(cpu|cuda)$")]
     environment: dict[str, str]
     options: dict[str, Any]
+    left_out: list[str]
     plans: list[PlanModel]
     steps: list[StepModel]
 

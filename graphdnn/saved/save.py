@@ -58,6 +58,7 @@ def described(decided: Decided) -> tuple[ManifestModel, list[bytes]]:
         kind=decided.target.kind,
         environment=environment(decided.target),
         options=decided.options.model_dump(mode="json", exclude={"cache_dir"}),
+        left_out=list(decided.left_out),
         plans=models,
         steps=steps,
     )

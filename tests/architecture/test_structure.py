@@ -54,7 +54,13 @@ ONLY_IN = {
     "scipy": ("graphdnn/ir/ops/pointwise.py",),
     "ml_dtypes": ("graphdnn/ir/types.py",),
     "networkx": ("graphdnn/passes/layout",),
-    "pydantic": ("graphdnn/config.py", "graphdnn/report.py", "graphdnn/ir/document", "graphdnn/saved/"),
+    "pydantic": (
+        "graphdnn/config.py",
+        "graphdnn/report.py",
+        "graphdnn/ir/document",
+        "graphdnn/saved/",
+        "graphdnn/lock.py",
+    ),
     "rich": ("graphdnn/explain.py", "graphdnn/cli.py", "graphdnn/progress.py"),
 }
 """Libraries that a few files only may import."""

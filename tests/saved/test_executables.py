@@ -115,9 +115,9 @@ def test_random_graphs_come_back(number: int, seed: int, path: Path) -> None:
         for name, array in states.items():
             executable.state[name] = array
     assert same(again(inputs), made(inputs))
-    keys = [[(p.region.key, p.region.origins) for p in e._decided.picks] for e in (made, again)]
+    keys = [[(p.region.key, p.region.origins) for p in e.decided.picks] for e in (made, again)]
     assert keys[0] == keys[1]
-    assert [r.nodes for r in again.report.regions] == [p.region.origins for p in again._decided.picks]
+    assert [r.nodes for r in again.report.regions] == [p.region.origins for p in again.decided.picks]
 
 
 def test_weights_that_two_graphs_hold_stand_in_the_file_once(path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_scalar_constant_and_a_large_one_of_one_element(path: Path) -> None:
 def test_options_come_back_and_name_no_folder(path: Path, tmp_path: Path) -> None:
     options = gd.CompileOptions(deterministic=True, disabled_passes=("fuse",), cache_dir=str(tmp_path / "cache"))
     gd.compile(block(), target="cpu", options=options).save(path)
-    again = gd.load(path)._decided.options
+    again = gd.load(path).decided.options
     assert again == gd.CompileOptions(deterministic=True, disabled_passes=("fuse",))
     assert str(tmp_path).encode() not in container.read(path)["manifest"].tobytes()
 

@@ -1,0 +1,224 @@
+"""Lock files: the cover, engines and plans of one compilation as text, for another to take them again.
+
+A region is known by its structure and the user's nodes whose work it does.  What does not fit is said and left to the
+compiler, region by region.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from graphdnn.engines.choose import Decision
+from graphdnn.errors import SavedFileError
+from graphdnn.executable import Decided, Pick
+from graphdnn.ir.graph import Graph
+from graphdnn.ir.region import Region
+from graphdnn.ir.tensorfile import atomic
+from graphdnn.passes.fuse import propose
+from graphdnn.passes.select import Offer
+from graphdnn.report import CompileReport
+from graphdnn.saved.manifest import environment
+from graphdnn.saved.records import Strict, read_json, read_record
+from graphdnn.target import Target
+from graphdnn.variants import COMPETING
+
+FORMAT = "graphdnn lock"
+VERSION = 1
+KEY_LENGTH = 16
+"""Hexadecimal digits of a region's key that stand in the file."""
+
+MACHINE = ("device", "architecture", "multiprocessors")
+"""Facts of the environment without which a plan's name means nothing."""
+
+NUMBERS = ("precision", "deterministic", "workspace_limit", "disabled_passes", "disabled_engines")
+"""Options that decide which bits come out."""
+
+
+class LockedRegion(Strict):
+    """One region of the cover.  `nth` tells regions apart that are alike and do work of the same nodes, from 0 on."""
+
+    region: str
+    nodes: list[str]
+    pattern: str
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    engine: str
+    plan: str
+    nth: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+
+    @property
+    def identity(self) -> Identity:
+        return self.key, tuple(self.nodes)
+
+
+class LockModel(Strict):
+    """A whole lock file; `left_out` are passes that tuning left out for speed."""
+
+    format: Literal["graphdnn lock"]
+    version: Literal[1]
+    graph: str
+    environment: dict[str, str]
+    options: dict[str, Any]
+    left_out: list[str]
+    regions: list[LockedRegion]
+
+
+Identity = tuple[str, tuple[str, ...]]
+"""Key and nodes of a region."""
+
+
+def identity(region: Region) -> Identity:
+    return region.key[:KEY_LENGTH], region.origins
+
+
+def alike(regions: Iterable[Region]) -> dict[Identity, list[Region]]:
+    """The regions by identity, each set of nodes once, in the graph's order."""
+    found: dict[Identity, dict[int, Region]] = {}
+    for region in regions:
+        found.setdefault(identity(region), {}).setdefault(region.mask, region)
+    return {who: [by_mask[m] for m in sorted(by_mask)] for who, by_mask in found.items()}
+
+
+def write_lock(report: CompileReport, decided: Decided, path: Path) -> None:
+    """Writes the decisions, a region a line.  The file appears whole."""
+    chosen = report.options
+    head = {
+        "format": FORMAT,
+        "version": VERSION,
+        "graph": report.graph,
+        "environment": environment(decided.target),
+        "options": {name: chosen[name] for name in NUMBERS},
+        "left_out": list(decided.left_out),
+    }
+    entries = locked(report, decided.prepared, decided.picks)
+    lines = ",\n".join(f"  {json.dumps(e.model_dump(exclude_defaults=True), ensure_ascii=False)}" for e in entries)
+    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "regions": [\n{lines}\n ]\n}}\n'
+    with atomic(path) as file:
+        file.write(text.encode())
+
+
+def locked(report: CompileReport, prepared: Graph, picks: Sequence[Pick]) -> list[LockedRegion]:
+    """The cover's regions in its order."""
+    known = alike(p.region for p in propose(prepared))
+    return [
+        LockedRegion(
+            region=said.name,
+            nodes=list(said.nodes),
+            pattern=said.pattern,
+            key=pick.region.key[:KEY_LENGTH],
+            engine=pick.engine,
+            plan=said.plan,
+            nth=[r.mask for r in known[identity(pick.region)]].index(pick.region.mask),
+        )
+        for said, pick in zip(report.regions, picks, strict=True)
+    ]
+
+
+def read_lock(path: Path) -> LockModel:
+    """The lock of a file.  Raises SavedFileError naming the field that is wrong, OSError where it cannot be read."""
+    who = path.name
+    content = path.read_bytes()
+    found = read_json(who, content)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise SavedFileError(f"{who}: it is no lock file; one that Executable.save_lock wrote is needed")
+    version = found.get("version")
+    if type(version) is not int or version != VERSION:
+        raise SavedFileError(f"{who}: its version is {version!r:.60}; this graphdnn reads {VERSION}")
+    return read_record(who, content, LockModel)
+
+
+class Lock:
+    """A lock file held against one compilation (planning.Fixed)."""
+
+    def __init__(self, who: str, model: LockModel) -> None:
+        self.who = who
+        self.model = model
+        self._said: dict[str, None] = {}
+        self._misfits: list[str] = []
+        self._plans: dict[str, Decision] = {}
+        for entry in model.regions:
+            self._plans.setdefault(entry.key, Decision(entry.engine, entry.plan))
+
+    @staticmethod
+    def of(path: Path, target: Target, options: dict[str, Any]) -> Lock:
+        """The lock for a machine and options; where the machine is another one nothing of it is taken.
+
+        Raises SavedFileError for a damaged file.
+        """
+        lock = Lock(path.name, read_lock(path))
+        there, here = lock.model.environment, environment(target)
+        for name in dict.fromkeys((*there, *here)):
+            was, now = there.get(name, "none"), here.get(name, "none")
+            if was != now and name in MACHINE:
+                lock.give_up(f"it was made for {name} {was}, and this is {now}, so that nothing of it is taken")
+                return lock
+            if was != now and target.present:
+                lock._say(f"it was made with {name} {was}, and this is {now}; bits may differ")
+        for name in NUMBERS:
+            asked, asks = lock.model.options.get(name), options[name]
+            if asked != asks:
+                lock._say(f"it was made with the option {name}={asked!r}, and this is {asks!r}; bits may differ")
+        return lock
+
+    @property
+    def messages(self) -> list[str]:
+        """What of the file was not taken, and why."""
+        return [f"lock file {self.who}: {message}" for message in (*self._said, *self._misfits)]
+
+    def _say(self, message: str) -> None:
+        self._said[message] = None
+
+    def give_up(self, why: str) -> None:
+        """Takes nothing of the file after all."""
+        self._say(why)
+        self.model = self.model.model_copy(update={"regions": [], "left_out": []})
+        self._plans, self._misfits = {}, []
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Passes that were left out for speed when the file was made."""
+        return tuple(name for name in self.model.left_out if name in COMPETING)
+
+    def decided(self, region: Region) -> Decision | None:
+        """The engine and plan that the file has for regions of this structure."""
+        return self._plans.get(region.key[:KEY_LENGTH])
+
+    def narrowed(self, offers: Sequence[Offer]) -> list[Offer]:
+        """The offers that leave the file's regions as they are; those that do not fit are left to the compiler."""
+        known = alike(o.region for o in offers)
+        by_place = {(o.region.mask, o.payload): o for o in offers}
+        self._misfits = []  # the last cover is the one that counts
+        kept: list[Offer] = []
+        taken = 0
+        for entry in self.model.regions:
+            who = f"region {entry.region} ({entry.pattern})"
+            regions = known.get(entry.identity, [])[entry.nth :]
+            offer = by_place.get((regions[0].mask, entry.engine)) if regions else None
+            if not regions:
+                self._misfits.append(f"{who} is not in this graph, or no engine takes it")
+            elif offer is None:
+                self._misfits.append(f"{who} is not taken by {entry.engine} here")
+            elif offer.region.mask & taken:
+                self._misfits.append(f"{who} overlaps one that stands before it")
+            else:
+                taken |= offer.region.mask
+                kept.append(offer)
+        return kept + [o for o in offers if not o.region.mask & taken]
+
+    def effects(self, picks: Sequence[Pick]) -> list[str]:
+        """What the file came to, for the report: how much of the cover is its own, and what is not."""
+        known = {(entry.identity, entry.engine): entry for entry in self.model.regions}
+        followed = 0
+        for pick in picks:
+            entry = known.get((identity(pick.region), pick.engine))
+            if entry is not None and pick.chosen is not None and entry.plan not in ("", pick.chosen.candidate.name):
+                self._say(
+                    f"region {entry.region} runs on {pick.chosen.candidate.name}; {entry.plan} is not usable here"
+                )
+            elif entry is not None:
+                followed += 1
+        return [f"lock file {self.who} decided {followed} of {len(picks)} regions", *self.messages]
