@@ -56,6 +56,14 @@ def test_every_plan_is_told_in_order(saved: Path) -> None:
         assert f"region {region.name} ({region.pattern}), engine reference, plan numpy" in line
 
 
+def test_a_saved_executable_is_run_as_it_is(tmp_path: Path) -> None:
+    exe = gd.compile(some_graph(), target="cpu", options=gd.CompileOptions(**UNFUSED))
+    exe.save(tmp_path / "sample.gdn")
+    outcome, lines = lines_of(tmp_path / "sample.gdn")
+    assert outcome.is_healthy
+    assert len(lines) == 1 + len(exe.report.regions)
+
+
 @pytest.mark.parametrize(
     ("deed", "word"),
     [

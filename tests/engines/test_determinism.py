@@ -30,7 +30,7 @@ def test_no_generated_kernel_is_atomic(path: Path) -> None:
 
 
 def algorithm(split_k: int, reduction: str) -> Algorithm:
-    fields = {name: 0 for name in Algorithm.__dataclass_fields__}
+    fields = dict.fromkeys(Algorithm.__dataclass_fields__, 0)
     return Algorithm(**{**fields, "split_k": split_k, "reduction": REDUCTIONS[reduction]})  # type: ignore[arg-type]
 
 
