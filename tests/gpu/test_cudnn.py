@@ -9,8 +9,8 @@ import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.engines.contract import Candidate, DevicePlan, Policy
 from graphdnn.engines.cudnn.anatomy import Anatomy
-from graphdnn.engines.cudnn.engine import CudnnEngine, candidate
-from graphdnn.engines.cudnn.estimate import engine_class, precision_of
+from graphdnn.engines.cudnn.engine import CudnnEngine, as_candidates
+from graphdnn.engines.cudnn.estimate import engine_class
 from graphdnn.engines.cudnn.plans import PlanName
 from graphdnn.engines.cudnn.tables import IEEE
 from graphdnn.ir.graph import Graph, Value
@@ -292,14 +292,14 @@ def test_float32_is_float32(name: str, device: CudaDevice, rng: Rng) -> None:
     with device:
         found = engine._proposals(region, device)
         assert not isinstance(found, Decline), str(found)
-        kind = engine_class(anatomy)
-        plans = [candidate(region, p, kind, precision_of(anatomy, policy), device.target) for p in found]
+        plans = list(as_candidates(anatomy, found, device.target, policy))
         measured = errors(device, region, plans, rng)
     by_engine: dict[int, float] = {}
     for text, error in measured.items():
         if isinstance(error, float):
             number = PlanName.parse(text).engine
             by_engine[number] = max(error, by_engine.get(number, 0.0))
+    kind = engine_class(anatomy)
     print(f"{name} ({kind}):", {f"eng{n}": f"{e:.1e}" for n, e in sorted(by_engine.items())})
     lying = {n: e for n, e in by_engine.items() if n in IEEE[kind] and e > TOLERANCE["float32"]}
     assert not lying, f"{kind}: engines of the table with larger errors: {lying}"

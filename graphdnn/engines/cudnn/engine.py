@@ -200,7 +200,7 @@ def trusted(
     anatomy: Anatomy, found: Sequence[Proposal], target: Target, policy: Policy
 ) -> tuple[Candidate, ...] | Decline:
     """Those of the plans that compute the region rightly and as exactly as asked; a decline where none does."""
-    kind, words = engine_class(anatomy), precision_of(anatomy, policy)
+    kind = engine_class(anatomy)
     labels = frozenset(node.op.label for node in anatomy.region.nodes)
     right = [p for p in found if not labels & WRONG.get((kind, p.name.engine), frozenset())]
     if not right:
@@ -216,7 +216,7 @@ def trusted(
             f"cuDNN proposes {names} for {anatomy.region.pattern}, none of which is known to keep float32",
             Fix("options", "precision", "ieee", "tf32"),
         )
-    return tuple(candidate(anatomy.region, p, kind, words, target) for p in kept)
+    return as_candidates(anatomy, kept, target, policy)
 
 
 def lowered(region: Region, device: Device) -> Lowering | Decline:
@@ -227,11 +227,14 @@ def lowered(region: Region, device: Device) -> Lowering | Decline:
     return lower(region, frame, handle=HANDLES.on(device.target.ordinal, device.stream))
 
 
-def candidate(region: Region, proposal: Proposal, kind: str, words: str, target: Target) -> Candidate:
-    """A proposal as the compiler sees it: what cuDNN tells of it, and what was measured of its engine.
+def as_candidates(anatomy: Anatomy, found: Sequence[Proposal], target: Target, policy: Policy) -> tuple[Candidate, ...]:
+    """Proposals as the compiler sees them: what cuDNN tells of them, and what was measured of their engines."""
+    kind, words = engine_class(anatomy), precision_of(anatomy, policy)
+    return tuple(candidate(anatomy.region, p, kind, words, target) for p in found)
 
-    `kind` is the region's class of engines, `words` what its arithmetic is.
-    """
+
+def candidate(region: Region, proposal: Proposal, kind: str, words: str, target: Target) -> Candidate:
+    """One proposal; `kind` is the region's class of engines, `words` what its arithmetic is."""
     number = proposal.name.engine
     known = is_known(target, kind, number)
     return Candidate(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import graphdnn as gd
-from graphdnn.engines.contract import Policy
+from graphdnn.engines.contract import Candidate, Policy
 from graphdnn.engines.cudnn import engine, tables
 from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.estimate import engine_class
@@ -17,12 +17,13 @@ from tests.engines.cudnn.regions import bias, convolution, product
 H200 = replace(Target.named("h200"), present=True)
 
 
-def offered(number: int, dtype: gd.DType = gd.float32, policy: Policy | None = None, **notes: object) -> object:
+def offered(number: int, dtype: gd.DType = gd.float32, policy: Policy | None = None, **notes: object) -> Candidate:
     """The candidate that the engine makes of a proposal for a convolution with a bias."""
     anatomy = Anatomy(convolution(dtype=dtype, finish=bias))
     assert engine_class(anatomy) == "conv+bias"
     proposal = Proposal(PlanName(number, ()), 0, (), bool(notes.get("deterministic", True)))
-    return engine.candidate(anatomy, proposal, H200, policy or Policy())
+    (made,) = engine.as_candidates(anatomy, [proposal], H200, policy or Policy())
+    return made
 
 
 def test_engines_are_either_exact_or_far_off() -> None:
@@ -72,7 +73,7 @@ def test_the_precision_is_that_of_the_engine(precision: str) -> None:
 
 def test_products_in_tf32_are_called_that() -> None:
     anatomy = Anatomy(product(dtype=gd.float32))
-    made = engine.candidate(anatomy, Proposal(PlanName(0, ()), 0, (), True), H200, Policy(precision="tf32"))
+    (made,) = engine.as_candidates(anatomy, [Proposal(PlanName(0, ()), 0, (), True)], H200, Policy(precision="tf32"))
     assert made.precision == "tf32"
 
 
