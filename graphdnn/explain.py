@@ -6,6 +6,7 @@ was ruled out, and why the next larger fusion is not taken.  All answers are in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -13,7 +14,8 @@ from io import StringIO
 from graphdnn.report import CandidateReport, CompileReport, RegionReport
 
 WIDTH = 250
-HEADINGS = ("region", "pattern", "engine and plan", "kernels", "estimate us", "read", "written")
+HEADINGS = ("region", "pattern", "engine and plan", "kernels", "estimate us", "measured us", "read", "written")
+TEXTS = ("region", "pattern", "engine and plan")
 SHOWN_LINES = 4
 SHOWN_NAMES = 3
 SHOWN_CHANGES = 8
@@ -51,6 +53,12 @@ def summary(report: CompileReport) -> str:
         )
     if not report.exact_cover:
         lines.append("the cover was found by a bounded search, not an exact one")
+    lines += report.effects
+    plans = Counter(p.verdict for c in report.candidates for p in c.plans)
+    if plans["wrong"]:
+        lines.append(
+            f"{counted(plans['wrong'], 'plan')} gave wrong numbers and {plans['failed']} failed; none was chosen"
+        )
     return "\n".join(lines)
 
 
@@ -61,15 +69,17 @@ def table(report: CompileReport) -> str:
     from rich.table import Table
     from rich.text import Text
 
+    is_timed = any(r.measured_us is not None for r in report.regions)
+    shown = [h for h in HEADINGS if is_timed or h != "measured us"]
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in HEADINGS:
-        numeric = heading in ("kernels", "estimate us", "read", "written")
-        grid.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
+    for heading in shown:
+        grid.add_column(heading, justify="left" if heading in TEXTS else "right", no_wrap=True)
     for r in report.regions:
         engine = f"{r.engine} (last resort)" if r.last_resort else f"{r.engine} {r.plan}"
-        sizes = size(r.read_bytes), size(r.written_bytes)
-        cells = (r.name, shorten(r.pattern, 40), engine, str(r.kernels), f"{r.estimated_us:.1f}", *sizes)
-        grid.add_row(*map(Text, cells))  # as they are: a user's name may look like markup
+        measured = "" if r.measured_us is None else f"{r.measured_us:.1f}"
+        texts = (r.name, shorten(r.pattern, 40), engine, str(r.kernels), f"{r.estimated_us:.1f}", measured)
+        cells = dict(zip(HEADINGS, (*texts, size(r.read_bytes), size(r.written_bytes)), strict=True))
+        grid.add_row(*(Text(cells[h]) for h in shown))  # as they are: a user's name may look like markup
     out = StringIO()
     Console(file=out, width=WIDTH, color_system=None, emoji=False).print(grid)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines() if line.strip())
@@ -99,7 +109,7 @@ def grouped(report: CompileReport) -> list[str]:
 
 def paragraph(group: Sequence[tuple[RegionReport, list[Lesson]]]) -> str:
     region, found = group[0]
-    lines = [f"{region.name}: {shorten(region.pattern)} on {region.engine} at {region.estimated_us:.1f} us"]
+    lines = [f"{region.name}: {shorten(region.pattern)} on {region.engine} at {taken(region):.1f} us"]
     lines += [f"  {one.text}" for one in found]
     others = [r.name for r, _ in group[1:]]
     if others:
@@ -117,10 +127,15 @@ def lessons(region: RegionReport, regions: Sequence[RegionReport]) -> list[Lesso
     found += [lesson(1, c) for c in region.alternatives if c.verdict in TROUBLE]
     found += [lesson(2, c) for c in same if c.verdict == "declined" and not c.fix and c.code not in BESIDE_THE_POINT]
     found += next_larger(region, larger, regions)
-    close = [c for c in same if c.estimated_us is not None and c.estimated_us <= CLOSE * region.estimated_us]
-    found += [Lesson(4, ("close", c.engine), f"close: {c.engine} at {c.estimated_us:.1f} us") for c in close]
+    close = [c for c in same if c.verdict == "slower" and taken(c) <= CLOSE * taken(region)]
+    found += [Lesson(4, ("close", c.engine), f"close: {c.engine} at {taken(c):.1f} us") for c in close]
     once = {one.text: one for one in sorted(found, key=lambda one: one.rank)}
     return list(once.values())[:SHOWN_LINES]
+
+
+def taken(entry: CandidateReport | RegionReport) -> float:
+    """Microseconds: measured where they were, else estimated."""
+    return entry.measured_us if entry.measured_us is not None else entry.estimated_us or 0.0
 
 
 def extent(entry: CandidateReport) -> int:
@@ -145,17 +160,15 @@ def next_larger(
     region: RegionReport, larger: Sequence[CandidateReport], regions: Sequence[RegionReport]
 ) -> list[Lesson]:
     """Why the region does not hold more: the cheapest larger one that lost, else the smallest that nobody takes."""
-    lost = sorted((c for c in larger if c.verdict == "slower"), key=lambda c: c.estimated_us or 0.0)
+    lost = sorted((c for c in larger if c.verdict == "slower"), key=taken)
     if lost:
         best = lost[0]
         parts = [r for r in regions if r.nodes and set(r.nodes) <= set(best.nodes)]
         whole = sum(r.pattern.count("+") + 1 for r in parts) == extent(best)
         against = (
-            f"; the {counted(len(parts), 'region')} in its place take {sum(r.estimated_us for r in parts):.1f} us"
-            if whole
-            else ""
+            f"; the {counted(len(parts), 'region')} in its place take {sum(map(taken, parts)):.1f} us" if whole else ""
         )
-        text = f"slower: {best.engine} {shorten(best.pattern)} at {best.estimated_us:.1f} us{against}"
+        text = f"slower: {best.engine} {shorten(best.pattern)} at {taken(best):.1f} us{against}"
         return [Lesson(3, ("slower", best.engine), text)]
     refused = [c for c in larger if c.verdict == "declined" and extent(c) == extent(larger[0])]
     if any(c.fix for c in refused):

@@ -1,0 +1,376 @@
+"""Choosing by measurement, on engines that do what the test says and a clock that only they move."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from graphdnn import session
+from graphdnn.answer import Code, Decline
+from graphdnn.engines import manifest
+from graphdnn.engines.budget import Budget
+from graphdnn.report import CandidateReport, CompileReport
+from graphdnn.runtime.cache import DiskStore
+from graphdnn.runtime.device import HostDevice
+from graphdnn.runtime.timing import HostTimer
+from tests.engines.scripted import Act, Clock, Scripted
+
+X = np.arange(15, dtype=np.float32).reshape(3, 5) - 7
+
+Compile = Callable[..., gd.Executable]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(session, "timer_for", lambda device, memory: HostTimer(clock))
+    monkeypatch.setattr(session, "Budget", lambda seconds: Budget(seconds, clock))
+    return clock
+
+
+@pytest.fixture
+def with_engines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts engines in the place of the reference."""
+
+    def put(*engines: Scripted) -> None:
+        by_name = {e.name: e for e in engines}
+        monkeypatch.setattr(manifest, "load_engine", by_name.__getitem__)
+        monkeypatch.setitem(manifest.BY_KIND, "cpu", tuple(by_name))
+
+    return put
+
+
+def double() -> gd.Graph:
+    g = gd.GraphBuilder("double")
+    return g.build({"y": g.mul(g.input("x", (3, 5), gd.float32), 2.0, name="double")})
+
+
+def compiled(graph: gd.Graph, selection: str = "autotune", **options: Any) -> gd.Executable:
+    return gd.compile(graph, "cpu", gd.CompileOptions(selection=selection, **options))
+
+
+def answer(report: CompileReport, engine: str, pattern: str = "mul") -> CandidateReport:
+    (found,) = [c for c in report.candidates if c.engine == engine and c.pattern == pattern]
+    return found
+
+
+def told(report: CompileReport, engine: str, pattern: str = "mul") -> dict[str, str]:
+    return {p.name: p.verdict for p in answer(report, engine, pattern).plans}
+
+
+def test_the_fastest_plan_wins_and_the_others_have_their_times(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("one", {"a": Act(30), "b": Act(12), "c": Act(20)}, clock))
+    exe = compiled(double())
+    (region,) = exe.report.regions
+    assert (region.plan, region.measured_us) == ("b", pytest.approx(12))
+    assert told(exe.report, "one") == {"a": "slower", "b": "chosen", "c": "slower"}
+    times = {p.name: p.measured_us for p in answer(exe.report, "one").plans}
+    assert times == pytest.approx({"a": 30, "b": 12, "c": 20})
+    assert "took 30.0 us against 12.0" in answer(exe.report, "one").plans[0].reason
+    np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
+
+
+def test_heuristics_take_the_first_plan_and_time_nothing(clock: Clock, with_engines: Any) -> None:
+    engine = Scripted("one", {"a": Act(30), "b": Act(12)}, clock)
+    with_engines(engine)
+    report = compiled(double(), "heuristic").report
+    assert (report.regions[0].plan, report.regions[0].measured_us) == ("a", None)
+    assert (engine.built, clock.now, report.effects) == (["a"], 0.0, ())
+
+
+def test_another_engine_wins_where_it_is_faster_although_it_was_estimated_slower(
+    clock: Clock, with_engines: Any
+) -> None:
+    with_engines(
+        Scripted("proud", {"a": Act(30)}, clock, estimated_us=5), Scripted("humble", {"b": Act(9)}, clock, 20.0)
+    )
+    report = compiled(double()).report
+    assert [(r.engine, r.plan) for r in report.regions] == [("humble", "b")]
+    assert (answer(report, "proud").verdict, answer(report, "proud").measured_us) == ("slower", pytest.approx(30))
+    assert compiled(double(), "heuristic").report.regions[0].engine == "proud"
+
+
+def test_a4_whole(clock: Clock, with_engines: Any) -> None:
+    """The first plan fails to build, the second to run, the third gives numbers off by a factor and is fastest."""
+    acts = {
+        "p0": Act(fails="build"),
+        "p1": Act(fails="run"),
+        "p2": Act(1, factor=1.5),
+        "p3": Act(40),
+        "p4": Act(10),
+        "p5": Act(11, fails="later"),
+    }
+    with_engines(Scripted("one", acts, clock))
+    exe = compiled(double())
+    assert exe.report.regions[0].plan == "p4"
+    assert told(exe.report, "one") == {
+        "p0": "failed",
+        "p1": "failed",
+        "p2": "wrong",
+        "p3": "slower",
+        "p4": "chosen",
+        "p5": "failed",
+    }
+    reasons = {p.name: p.reason for p in answer(exe.report, "one").plans}
+    assert "300 registers" in reasons["p0"]
+    assert "illegal memory access" in reasons["p1"]
+    assert "15 of 15 elements are off, by up to 0.5 of the peak" in reasons["p2"]
+    assert "1 plan gave wrong numbers and 3 failed; none was chosen" in exe.explain()
+    np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
+
+
+def test_an_engine_with_wrong_numbers_only_gives_way(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("liar", {"a": Act(1, factor=-1)}, clock, 1.0), Scripted("honest", {"b": Act(50)}, clock))
+    exe = compiled(double())
+    assert exe.report.regions[0].engine == "honest"
+    entry = answer(exe.report, "liar")
+    assert (entry.verdict, entry.code, entry.plans[0].verdict) == ("wrong", "numbers", "wrong")
+    assert "wrong: liar" in exe.explain()
+
+
+def test_where_every_plan_is_wrong_the_error_says_so(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("liar", {"a": Act(1, factor=2)}, clock))
+    with pytest.raises(gd.CompileError, match=r"double.*liar.*a: .*of the peak"):
+        compiled(double())
+
+
+def test_a_plan_that_is_not_the_same_twice_is_wrong_only_beyond_the_tolerance(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("one", {"a": Act(5, noise=1e-7), "b": Act(4, noise=0.1)}, clock))
+    assert told(compiled(double()).report, "one") == {"a": "chosen", "b": "wrong"}
+
+
+def test_hopeless_plans_are_dropped_early(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("one", {"a": Act(10), "b": Act(40_000)}, clock))
+    report = compiled(double()).report
+    slow = answer(report, "one").plans[1]
+    assert (slow.verdict, slow.measured_us) == ("slower", pytest.approx(40_000))
+    assert "dropped after its first runs" in slow.reason
+    # One run for its numbers, one to warm up, two that were timed.
+    assert clock.now < 1e-6 * (5 * 40_000 + 10_000)
+
+
+def test_an_engine_whose_estimate_is_hopeless_is_not_timed(clock: Clock, with_engines: Any) -> None:
+    slow = Scripted("slow", {"s": Act(9000)}, clock, estimated_us=9000)
+    with_engines(Scripted("one", {"a": Act(10)}, clock), slow)
+    report = compiled(double()).report
+    assert "estimated 9000.0 us against 10.0" in answer(report, "slow").plans[0].reason
+    assert clock.now < 9e-3
+
+
+def test_equal_regions_are_timed_once(clock: Clock, with_engines: Any) -> None:
+    engine = Scripted("one", {"a": Act(10), "b": Act(5)}, clock)
+    with_engines(engine)
+    g = gd.GraphBuilder("twice")
+    outputs = {n: g.relu(g.input(f"{n}_in", (3, 5), gd.float32), name=n) for n in ("first", "second")}
+    report = compiled(g.build(outputs)).report
+    assert [r.plan for r in report.regions] == ["b", "b"]
+    assert engine.built == ["a", "b"]
+    assert 'selection="autotune" timed 1 regions' in report.effects[0]
+
+
+def test_only_so_many_plans_are_timed(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("one", {f"p{i}": Act(100 - i) for i in range(14)}, clock))
+    report = compiled(double()).report
+    assert report.regions[0].plan == "p9"
+    assert [p.reason for p in answer(report, "one").plans[10:]] == ["its engine ranks it lower; not timed"] * 4
+
+
+def test_an_engine_that_proposes_nothing_after_all(clock: Clock, with_engines: Any) -> None:
+    shy = Scripted("shy", {}, clock, 1.0, refuses=Decline(Code.PRECISION, "nothing keeps float32", None))
+    with_engines(shy, Scripted("one", {"a": Act(10)}, clock))
+    report = compiled(double()).report
+    assert report.regions[0].engine == "one"
+    assert (answer(report, "shy").verdict, answer(report, "shy").reason) == ("declined", "nothing keeps float32")
+
+
+class TestBudget:
+    def test_what_is_known_when_it_is_spent_is_used(self, clock: Clock, with_engines: Any) -> None:
+        acts = {"a": Act(50_000), "b": Act(20_000), "c": Act(10_000), "d": Act(5)}
+        with_engines(Scripted("one", acts, clock))
+        report = compiled(double(), tuning_budget_s=0.45).report
+        assert report.regions[0].plan == "b"
+        assert "tuning_budget_s=0.45 was spent" in " ".join(report.effects)
+        assert "tuning_budget_s=0.45 was spent" in answer(report, "one").plans[3].reason
+        assert report.regions[0].notes == ("tuning_budget_s=0.45 was spent",)
+
+    @pytest.mark.parametrize("selection", ["autotune", "measure"])
+    def test_none_at_all_leaves_the_choice_to_heuristics(self, selection: str, clock: Clock, with_engines: Any) -> None:
+        with_engines(Scripted("one", {"a": Act(50), "b": Act(20)}, clock))
+        report = compiled(double(), selection, tuning_budget_s=0).report
+        assert (report.regions[0].plan, report.regions[0].measured_us) == ("a", None)
+        assert any("not timed" in note for note in report.regions[0].notes)
+
+    @pytest.mark.parametrize("selection", ["autotune", "measure"])
+    def test_ctrl_c_keeps_what_is_known_and_finishes(self, selection: str, clock: Clock, with_engines: Any) -> None:
+        class Interrupting(Scripted):
+            def build(self, candidate: Any, device: Any) -> Any:
+                if candidate.name == "b" and not self.built.count("b"):
+                    signal.raise_signal(signal.SIGINT)
+                return super().build(candidate, device)
+
+        before = signal.getsignal(signal.SIGINT)
+        with_engines(Interrupting("one", {"a": Act(50), "b": Act(20), "c": Act(5)}, clock))
+        exe = compiled(double(), selection)
+        assert exe.report.regions[0].plan in ("a", "b")
+        assert "interrupted" in " ".join(exe.report.effects)
+        assert "interrupted" in exe.explain()
+        assert signal.getsignal(signal.SIGINT) is before
+        np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
+
+    def test_a_second_ctrl_c_ends_the_compilation(self, clock: Clock, with_engines: Any) -> None:
+        class Impatient(Scripted):
+            def build(self, candidate: Any, device: Any) -> Any:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+                return super().build(candidate, device)
+
+        with_engines(Impatient("one", {"a": Act(50)}, clock))
+        with pytest.raises(KeyboardInterrupt):
+            compiled(double())
+
+
+class TestRemembered:
+    @pytest.fixture
+    def store(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> DiskStore:
+        store = DiskStore(tmp_path)
+        from graphdnn import compiler
+
+        monkeypatch.setattr(compiler, "device_for", lambda *_: HostDevice(store))
+        return store
+
+    @pytest.mark.parametrize("selection", ["autotune", "measure"])
+    def test_a_second_compilation_times_nothing(
+        self, selection: str, store: DiskStore, clock: Clock, with_engines: Any
+    ) -> None:
+        acts = {"a": Act(30), "b": Act(12), "c": Act(3, factor=2), "d": Act(fails="build")}
+        with_engines(Scripted("one", acts, clock))
+        first = compiled(double(), selection).report
+        spent = clock.now
+        engine = Scripted("one", acts, clock)
+        with_engines(engine)
+        again = compiled(double(), selection)
+        assert (clock.now, engine.built, engine.asked) == (spent, ["b"], [])
+        assert again.report.regions == first.regions
+        assert again.report.candidates == first.candidates
+        assert "timed 0 regions and remembered 1" in again.report.effects[0]
+        np.testing.assert_array_equal(again({"x": X})["y"], 2 * X)
+
+    def test_other_options_and_other_devices_are_timed_anew(
+        self, store: DiskStore, clock: Clock, with_engines: Any
+    ) -> None:
+        with_engines(Scripted("one", {"a": Act(30), "b": Act(12)}, clock))
+        compiled(double())
+        for options in ({"workspace_limit": 100}, {"precision": "tf32"}):
+            assert "timed 1 regions and remembered 0" in compiled(double(), **options).report.effects[0]
+
+    def test_a_remembered_plan_that_is_gone_leaves_the_choice_to_heuristics(
+        self, store: DiskStore, clock: Clock, with_engines: Any
+    ) -> None:
+        with_engines(Scripted("one", {"a": Act(30), "b": Act(12)}, clock))
+        compiled(double())
+        with_engines(Scripted("one", {"a": Act(30), "c": Act(5)}, clock))
+        exe = compiled(double())
+        assert exe.report.regions[0].plan == "a"
+        np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
+
+    @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"engines": {"one": [{"verdict": "chosen"}]}}', b"\xff"])
+    def test_entries_that_cannot_be_read_are_timed_anew(
+        self, content: bytes, store: DiskStore, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with_engines(Scripted("one", {"a": Act(30)}, clock))
+        monkeypatch.setattr(DiskStore, "get", lambda *_: content)
+        assert "timed 1 regions" in compiled(double()).report.effects[0]
+
+    def test_what_was_interrupted_is_not_remembered(self, store: DiskStore, clock: Clock, with_engines: Any) -> None:
+        acts = {"a": Act(50_000), "b": Act(20_000), "c": Act(5)}
+        with_engines(Scripted("one", acts, clock))
+        assert compiled(double(), tuning_budget_s=0.45).report.regions[0].plan != "c"
+        assert compiled(double()).report.regions[0].plan == "c"
+
+
+def chain() -> gd.Graph:
+    g = gd.GraphBuilder("chain")
+    x = g.input("x", (3, 5), gd.float32)
+    return g.build({"y": g.softmax(g.relu(x, name="relu"), name="soft")})
+
+
+class TestMeasure:
+    def test_a_fused_plan_that_measures_slow_loses_against_its_parts(self, clock: Clock, with_engines: Any) -> None:
+        acts = {"a": Act(10, patterns=("relu", "softmax"))}
+        engine = Scripted("one", acts, clock, takes=("relu", "softmax", "relu+softmax"))
+        with_engines(engine)
+        assert [r.pattern for r in compiled(chain()).report.regions] == ["relu+softmax"]
+        report = compiled(chain(), "measure").report
+        assert [r.pattern for r in report.regions] == ["relu", "softmax"]
+        fused = answer(report, "one", "relu+softmax")
+        assert (fused.verdict, fused.measured_us) == ("slower", pytest.approx(100))
+        assert [r.measured_us for r in report.regions] == pytest.approx([10, 10])
+
+    def test_a_fused_plan_that_measures_fast_wins_although_it_was_estimated_slow(
+        self, clock: Clock, with_engines: Any
+    ) -> None:
+        fused = Scripted("fused", {"f": Act(10)}, clock, estimated_us=100, takes=("relu+softmax",))
+        with_engines(fused, Scripted("parts", {"p": Act(10)}, clock, takes=("relu", "softmax")))
+        assert len(compiled(chain(), "heuristic").report.regions) == 2
+        report = compiled(chain(), "measure").report
+        assert [(r.engine, r.pattern) for r in report.regions] == [("fused", "relu+softmax")]
+
+    def test_parts_that_fail_when_timed_give_way(self, clock: Clock, with_engines: Any) -> None:
+        fused = Scripted("fused", {"f": Act(1, factor=3)}, clock, estimated_us=1, takes=("relu+softmax",))
+        with_engines(fused, Scripted("parts", {"p": Act(10)}, clock, takes=("relu", "softmax")))
+        exe = compiled(chain(), "measure")
+        assert [r.pattern for r in exe.report.regions] == ["relu", "softmax"]
+        assert answer(exe.report, "fused", "relu+softmax").verdict == "wrong"
+
+
+def test_deterministic_mode_fixes_the_choice_by_heuristics(clock: Clock, with_engines: Any) -> None:
+    acts = {"a": Act(5, deterministic=False), "b": Act(30), "c": Act(10)}
+    with_engines(Scripted("one", acts, clock))
+    report = compiled(double(), deterministic=True).report
+    assert report.regions[0].plan == "b"
+    assert told(report, "one") == {"a": "excluded", "b": "chosen", "c": "slower"}
+    assert "deterministic=True fixes the choice by heuristics" in report.effects[0]
+    assert clock.now == 0
+
+
+def test_deterministic_mode_refuses_by_name_what_has_no_such_plan(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("one", {"a": Act(5, deterministic=False)}, clock))
+    with pytest.raises(gd.CompileError, match=r"double.*one.*a: gives other bits from run to run"):
+        compiled(double(), deterministic=True)
+
+
+def test_a_described_device_times_nothing_and_says_so() -> None:
+    report = gd.compile(double(), gd.Target.named("h200"), gd.CompileOptions(selection="measure")).report
+    assert report.effects == ('h200 (described) is not here, so selection="measure" timed nothing',)
+
+
+def test_unknown_plans_are_probed_before_their_first_run(
+    clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphdnn.engines.choose import Chosen, Desk
+    from graphdnn.engines.contract import Policy
+    from graphdnn.ir.region import Region
+    from graphdnn.target import Target
+
+    class Prober:
+        asked: Sequence[tuple[str, str]] = ()
+
+        def probe(self, region: Region, engine: str, plan: str) -> Decline | None:
+            self.asked = (*self.asked, (engine, plan))
+            return Decline(Code.RUN, "the child died of signal 11") if plan == "b" else None
+
+    acts = {"b": Act(is_known=False), "c": Act(is_known=False), "a": Act()}
+    engine, prober, graph = Scripted("one", acts, clock), Prober(), double()
+    desk = Desk([engine], Target.cpu(), Policy(), prober=prober)
+    region = Region.of(graph, graph.nodes)
+    desk.answers(region)
+    found = desk.plan("one", region, HostDevice())
+    assert isinstance(found, Chosen)
+    assert (found.candidate.name, prober.asked) == ("c", (("one", "b"), ("one", "c")))
+    assert [(t.candidate.name, t.verdict) for t in found.tried] == [("b", "failed"), ("c", "chosen"), ("a", "slower")]
+    assert "signal 11" in found.tried[0].reason
