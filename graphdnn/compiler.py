@@ -96,7 +96,7 @@ def compile_for(
     problem = Problem(graph, desk, device, options, fixed)
     session = None
     with ExitStack() as stack:
-        if device is not None and machine.kind == "cuda":
+        if device is not None:
             desk.prober = stack.enter_context(ChildProber(MANIFEST, device, desk.policy, environment(machine)))
         if device is not None and options.selection != "heuristic" and not options.deterministic:
             session = stack.enter_context(Session(problem, device))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
@@ -131,3 +131,17 @@ class FaultyHostPlan(ReferencePlan):
     def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         DEEDS[os.environ["FAULTY_DEED"]]()
         return super().run(inputs)
+
+
+class UnknownReference(ReferenceEngine):
+    """The CPU's engine, which prefers a plan that nobody has run: it does the deed that FAULTY_DEED names."""
+
+    def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate]:
+        (known,) = super().candidates(region, device, policy)
+        return replace(known, name="unknown", is_known=False), known
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        return next(c for c in self.candidates(region, device, policy) if c.name == name)
+
+    def build(self, candidate: Candidate, device: Device) -> ReferencePlan:
+        return FaultyHostPlan(candidate.region) if candidate.name == "unknown" else super().build(candidate, device)

@@ -309,3 +309,19 @@ Extension modules: numpy (total: 1)
     )
     assert last_words(b"Traceback (most recent call last):\n  File 'x'\nValueError: no\n") == "ValueError: no"
     assert last_words(b"") == ""
+
+
+@pytest.mark.parametrize(("deed", "chosen"), [("abort", "numpy"), ("good", "unknown")])
+def test_compiling_goes_on_past_a_plan_that_dies(deed: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MANIFEST, "reference", "tests.runtime.faulty:UnknownReference")
+    monkeypatch.setenv("FAULTY_DEED", deed)
+    g = gd.GraphBuilder("small")
+    exe = gd.compile(g.build({"y": g.relu(g.input("x", (3,), gd.float32))}), target="cpu")
+    (region,) = exe.report.regions
+    assert region.plan == chosen
+    np.testing.assert_array_equal(exe({"x": np.array([-1, 0, 2], np.float32)})["y"], [0, 0, 2])
+    plans = {p.name: p for c in exe.report.candidates for p in c.plans}
+    assert plans[chosen].verdict == "chosen"
+    if deed == "abort":
+        assert plans["unknown"].verdict == "failed"
+        assert "SIGABRT" in plans["unknown"].reason
