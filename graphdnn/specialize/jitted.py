@@ -89,13 +89,14 @@ def jit(
         if not isinstance(given, CompileOptions | None):
             raise CompileError(f"jit: {what} is a {type(given).__name__}; a gd.CompileOptions is needed")
     first, later = options or CompileOptions(), tuned_options
-    selection: str = first.selection
     mode: object = on_new_shape
     if mode not in ("compile", "heuristic_then_tune"):
         raise CompileError(f'jit: on_new_shape is {on_new_shape!r}; "compile" or "heuristic_then_tune" is needed')
     if mode == "heuristic_then_tune":
-        later = tuned_options or (selecting(first, "autotune") if selection == "heuristic" else first)
-        first = selecting(first, "heuristic")
+        timed = "autotune" if first.selection == "heuristic" else first.selection
+        # nobody watches a build in the background, so it shows its progress only where that was asked for
+        later = tuned_options or changed(first, selection=timed, progress=bool(first.progress))
+        first = changed(first, selection="heuristic")
     elif tuned_options is not None:
         raise CompileError('jit: tuned_options are given; on_new_shape="heuristic_then_tune" is needed to use them')
     function = Function.of(fn)
@@ -105,9 +106,9 @@ def jit(
     return Jitted(function, names, rules, filled, target, first, later, max_entries, warn_after)
 
 
-def selecting(options: CompileOptions, selection: str) -> CompileOptions:
-    """The options with another way to choose plans.  Raises CompileError where there is no such way."""
-    return CompileOptions(**{**options.model_dump(), "selection": selection})
+def changed(options: CompileOptions, **others: object) -> CompileOptions:
+    """The options with other values for some."""
+    return CompileOptions(**{**options.model_dump(), **others})
 
 
 class Jitted:

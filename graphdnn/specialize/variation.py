@@ -77,7 +77,7 @@ def warning(
     distinct = len(set(signatures))
     if distinct <= len(signatures) / 2:
         return (
-            f"{said} for {distinct} signatures, of which {len(graphs)} are kept; max_entries={distinct} keeps them all"
+            f"{said}, lately for {distinct} signatures that displace each other; max_entries={distinct} keeps them all"
         )
     said = f"{said}, as {', and '.join(causes)}"
     if not places:
