@@ -25,7 +25,8 @@ UNKNOWN_BANDWIDTH = 3e11
 
 
 def describe(device: CudaDevice) -> Target:
-    """The described device of this name with the versions found here, or a description from attributes."""
+    """The described device of this name with the versions and multiprocessors found here, of which a part of a device
+    has fewer, or a description from attributes."""
     words = device.name.lower().replace("-", " ").split()
     name = next((n for n in known_devices() if n in words), None)
     versions = {key: found for key, package in PACKAGES.items() if (found := version(package))}
@@ -33,7 +34,13 @@ def describe(device: CudaDevice) -> Target:
     if name is None:
         return from_attributes(device, versions)
     known = described(name)
-    return replace(known, present=True, ordinal=device.ordinal, versions={**known.versions, **versions})
+    return replace(
+        known,
+        present=True,
+        ordinal=device.ordinal,
+        sm_count=device.properties().multiprocessor_count,
+        versions={**known.versions, **versions},
+    )
 
 
 def from_attributes(device: CudaDevice, versions: dict[str, str]) -> Target:

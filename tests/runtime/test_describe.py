@@ -35,6 +35,10 @@ def test_a_known_name_gets_the_measured_ceilings(name: str) -> None:
     assert target.versions["cudnn"].count(".") == 2
 
 
+def test_a_part_of_a_device_has_its_own_multiprocessors() -> None:
+    assert describe(device("NVIDIA H200 MIG 1g.18gb", multiprocessor_count=16)).sm_count == 16
+
+
 def test_an_unknown_one_is_estimated_from_its_attributes() -> None:
     """An H200 under another name comes out within a factor of 1.6 of what was measured."""
     target, known = describe(device("NVIDIA Secret")), gd.Target.named("h200")
