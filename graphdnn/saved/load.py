@@ -9,11 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile, conversion, resolve
@@ -193,7 +191,7 @@ def restored_plans(file: File, regions: Sequence[Region], desk: Desk, device: De
         engine = engines.get(candidate.engine)
         if engine is None:
             return Decline(Code.SETUP, f"there is no engine {candidate.engine!r} here")
-        with current(device):
+        with device:
             return engine.restore(candidate, content, device)
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -218,12 +216,8 @@ def tried(
     excluded = desk.limits.excludes(actual.workspace_bytes, actual.deterministic)
     if excluded:
         return Decline(Code.BUILD, excluded)
-    launched = trial(plan, actual, device)
+    with device:
+        launched = trial(plan, actual, device)
     if isinstance(launched, Decline):
         return launched
     return Chosen(candidate.engine, actual, plan, kernels, ())
-
-
-def current(device: Device) -> AbstractContextManager[object]:
-    """What makes a device current in this thread."""
-    return cast("AbstractContextManager[object]", device) if hasattr(device, "__enter__") else nullcontext()
