@@ -33,8 +33,9 @@ class Support:
 
     `precision` is what the arithmetic really is ("float32", "tf32", "float16 in, float32 accumulate", ...).
     `last_resort` marks a correct kernel that exists so that every graph runs, not to be fast.  `in_place` are pairs of
-    input and output indices that may share memory, any one of them at a time.  `estimated_us` is of the best plan;
-    where the engine's own order of plans is known not to be trusted, `untimed_us` is what its first one may take.
+    input and output indices that may share memory; several at once where no index is in two of them.  `estimated_us`
+    is of the best plan; where the engine's own order of plans is known not to be trusted, `untimed_us` is what its
+    first one may take.
     """
 
     estimated_us: float

@@ -39,7 +39,8 @@ class Step:
     def in_place(self) -> tuple[tuple[int, int], ...]:
         """(input, output) indices that may share memory, from the plan's attribute of this name; most have none.
 
-        A plan that offers a pair works right with both addresses equal, whatever else it reads.
+        A plan that offers a pair works right with both addresses equal, whatever else it reads; and with several pairs
+        so, where no index is in two of them, since each is a matter of when it loads the one and stores the other.
         """
         return self.offered if self.plan is None else tuple(getattr(self.plan, "in_place", ()))
 
