@@ -146,7 +146,7 @@ def work(parent: Parent) -> None:
         try:
             graph = Graph.from_json(question["graph"]) if question["graph"] is not None else graph
             answer = tried(region_of(graph, question), question)
-        except GraphDnnError as error:
+        except (GraphDnnError, ImportError) as error:
             answer = {"verdict": "unable", "reason": str(error)}
         parent.send(answer)
         if answer["verdict"] == "failed":
@@ -164,7 +164,10 @@ def region_of(graph: Graph | None, question: Message) -> Region:
 
 
 def tried(region: Region, question: Message) -> Message:
-    """The verdict on the plan that is asked about.  Raises GraphDnnError where there is no device or engine here."""
+    """The verdict on the plan that is asked about.
+
+    Raises GraphDnnError where there is no device here, ImportError where there is no engine.
+    """
     device, engine = opened(*question["device"]), loaded(question["engine"])
     try:
         return ran(region, question, engine, device)

@@ -12,6 +12,9 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.engines.contract import Policy
+from graphdnn.engines.cudnn.anatomy import Anatomy
+from graphdnn.engines.cudnn.estimate import engine_class
+from graphdnn.engines.cudnn.plans import PlanName
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
@@ -83,8 +86,12 @@ REGIONS: dict[str, Callable[[], Region]] = {
 
 
 def varying(device: CudaDevice, name: str, region: Region, policy: Policy, rng: Rng) -> list[str]:
-    """Plans that say that they repeat their bits, and do not; all that were run are printed."""
+    """Plans that say that they repeat their bits, and do not.
+
+    All that were run are printed, and cuDNN's engines among them as a row for the table KNOWN.
+    """
     liars: list[str] = []
+    ran: set[int] = set()
     count = 0
     with device:
         stage = Stage(device, region, drawn(region.graph, rng))
@@ -93,6 +100,8 @@ def varying(device: CudaDevice, name: str, region: Region, policy: Policy, rng: 
                 print(f"{name:28} {one!s:60} {one.plan}")
                 continue
             count += 1
+            if one.candidate.engine == "cudnn":
+                ran.add(PlanName.parse(one.candidate.name).engine)
             first = stage.run(one.plan, 0)
             same = 1
             for number in range(1, RUNS):
@@ -103,6 +112,8 @@ def varying(device: CudaDevice, name: str, region: Region, policy: Policy, rng: 
             if one.candidate.deterministic and same < RUNS:
                 liars.append(str(one))
     assert count, f"{name}: no plan was run"
+    if ran:
+        print(f'KNOWN "{engine_class(Anatomy(region))}": {sorted(ran)}')
     return liars
 
 

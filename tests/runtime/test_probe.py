@@ -1,11 +1,13 @@
 """Whatever a plan does in the child, this process is told in words and lives on."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -221,6 +223,7 @@ class OneQuestion:
         ({}, "passed", ""),
         ({"graph": "{}"}, "unable", "document"),
         ({"nodes": ["sum"]}, "unable", "not what it was"),
+        ({"engine": "graphdnn.nothing:Engine"}, "unable", "No module named"),
         ({"policy": asdict(Policy())}, "failed", "the policy arrived as"),
     ],
 )
@@ -275,6 +278,31 @@ def test_a_script_without_a_main_guard_in_an_empty_environment(tmp_path: Path) -
     good, bad = done.stdout.splitlines()
     assert good == "None"
     assert "SIGABRT" in bad
+
+
+def test_a_package_in_an_archive_without_a_terminal(tmp_path: Path) -> None:
+    """The archive leads sys.path, so that nothing of a checkout is taken."""
+    archive = tmp_path / "graphdnn.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for source in sorted((ROOT / "graphdnn").rglob("*.py")):
+            file.write(source, source.relative_to(ROOT))
+    shutil.copy(ROOT / "tests" / "runtime" / "faulty.py", tmp_path)
+    path = [str(archive), str(tmp_path), *(p for p in sys.path if p and Path(p) != ROOT)]
+    script = SCRIPT.format(path=path, place="faulty:FaultyEngine") + "\nprint(gd.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert done.stderr == ""
+    good, bad, where = done.stdout.splitlines()
+    assert good == "None"
+    assert "SIGABRT" in bad
+    assert str(archive) in where
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups here")
