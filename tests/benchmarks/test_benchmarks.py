@@ -15,9 +15,10 @@ from benchmarks import kernel_cases, kernels, launch, layers, tables
 from benchmarks.comparison import arguments, empty_output, graph_floor_us, largest_error, random_tensor, strides_of
 from benchmarks.kernel_cases import CASES
 from benchmarks.results import Row, chosen_rows, device_folder, document, measured, rounded, save
-from benchmarks.timing import Ceilings, Machine, interleaved, medians
+from benchmarks.timing import Ceilings, interleaved, medians
 from benchmarks.torch_peers import BertLayer, LlamaLayer, Peer, ResNet50, inductor, tensor
 from examples.models import bert, llama
+from tests.benchmarks.processor import Processor
 from tests.numbers import TOLERANCE
 
 SMALL_BERT = bert.Config(hidden=48, heads=6, layers=1, inner=130)
@@ -26,46 +27,6 @@ CEILINGS = Ceilings(4e12, {"float16": 8e14, "bfloat16": 8e14, "float32": 5e13})
 KEYS = {
     "name", "ours_us", "peers", "floor_us", "ratio", "error", "peer_error", "samples", "estimated_us", "settings",
 }  # fmt: skip
-
-
-class Replay:
-    """What a captured graph is to a suite: its results, and a call."""
-
-    def __init__(self, issue: Callable[[], Any]) -> None:
-        self.issue = issue
-        self()
-
-    def __call__(self) -> None:
-        with torch.inference_mode():
-            self.results = self.issue()
-
-
-class Processor(Machine):
-    """A machine without a device; each run takes 10 us more than the one before."""
-
-    device = "cpu"
-
-    def __init__(self) -> None:
-        self.taken = 0.0
-
-    def clock(self, run: Callable[[], object]) -> float:
-        run()
-        self.taken += 10
-        return self.taken
-
-    def capture(self, issue: Callable[[], object]) -> Replay:
-        return Replay(issue)
-
-    def cold_clock(self) -> Callable[..., float]:
-        return self.clock
-
-    warm_clock = cold_clock
-
-    def stream(self) -> None:
-        return None
-
-    def synchronize(self) -> None:
-        pass
 
 
 def row(name: str = "a", ours: float = 2.0, **peers: float) -> Row:

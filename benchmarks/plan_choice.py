@@ -1,0 +1,122 @@
+"""Choosing plans by estimate beside choosing by measurement: what each costs, and how far the estimates are off.
+
+Each region is compiled with an empty cache, again with a full one, and with `selection="measure"`; the two results are
+timed in turns, each as one CUDA graph.  Run from the repository's root: `python -m benchmarks.plan_choice`.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from math import log2
+from statistics import median
+from typing import Any
+
+import torch
+
+import graphdnn as gd
+from benchmarks.comparison import arguments, graph_floor_us, largest_error, plans, run_suite
+from benchmarks.plan_cases import CASES
+from benchmarks.results import Row
+from benchmarks.timing import Ceilings, Machine, interleaved, measured_ceilings, medians
+from benchmarks.torch_peers import DTYPES
+
+BUDGET_S = 60.0
+"""Most seconds that one region's tuning may take."""
+
+
+def tensors(graph: gd.Graph, device: str) -> dict[str, torch.Tensor]:
+    """Normal numbers for every input, with its strides."""
+    made = {}
+    for seed, (name, value) in enumerate(graph.inputs.items()):
+        type = value.type
+        generator = torch.Generator(device=device).manual_seed(seed)
+        tensor = torch.empty_strided(type.shape, type.layout, dtype=DTYPES[type.dtype.name], device=device)
+        made[name] = tensor.copy_(torch.randn(type.shape, generator=generator, device=device))
+    return made
+
+
+def timed(graph: gd.Graph, device: str, options: gd.CompileOptions) -> tuple[gd.Executable, float]:
+    """The compiled graph, and the seconds that compiling took."""
+    started = time.perf_counter()
+    exe = gd.compile(graph, target=device, options=options)
+    return exe, time.perf_counter() - started
+
+
+def measure(machine: Machine, name: str, ceilings: Ceilings, samples: int) -> Row:
+    """One row: `ours_us` is the cover that estimates choose, the peer `best` the one that measurements choose."""
+    graph = CASES[name]()
+    cache = tempfile.mkdtemp(prefix="graphdnn-")
+    try:
+        plain = gd.CompileOptions(cache_dir=cache, progress=False)
+        heuristic, cold_s = timed(graph, machine.device, plain)
+        _, warm_s = timed(graph, machine.device, plain)
+        options = gd.CompileOptions(cache_dir=cache, progress=False, selection="measure", tuning_budget_s=BUDGET_S)
+        best, tuning_s = timed(graph, machine.device, options)
+    finally:
+        shutil.rmtree(cache)
+    inputs = tensors(graph, machine.device)
+    runs = {"heuristic": heuristic.bind(inputs), "best": best.bind(inputs)}
+    found = {n: torch.from_dlpack(run()["y"]) for n, run in runs.items()}
+    machine.synchronize()
+    times = medians(interleaved(runs, machine.cold_clock(), samples))
+    settings = {
+        "cold_s": cold_s,
+        "warm_s": warm_s,
+        "tuning_s": tuning_s,
+        "regions": plans(heuristic.report),
+        "best_regions": plans(best.report),
+        "effects": best.report.effects,
+        "candidates": estimates(best.report),
+    }
+    error = largest_error(found["heuristic"], found["best"])
+    return Row(
+        name, times["heuristic"], {"best": times["best"]}, graph_floor_us(graph, ceilings), error, None, samples,
+        heuristic.report.estimated_us, settings,
+    )  # fmt: skip
+
+
+def estimates(report: gd.CompileReport) -> list[dict[str, Any]]:
+    """Every candidate that was timed: engine, pattern, what was estimated and what its best plan took."""
+    return [
+        {"engine": c.engine, "pattern": c.pattern, "estimated_us": c.estimated_us, "measured_us": c.measured_us}
+        for c in report.candidates
+        if c.measured_us is not None and c.estimated_us is not None
+    ]
+
+
+def summary(rows: Iterable[Any]) -> str:
+    """How well estimates fit, and what choosing by them costs, over the rows of a result file."""
+    rows = list(rows)
+    off = [abs(log2(c["estimated_us"] / c["measured_us"])) for row in rows for c in row["settings"]["candidates"]]
+    ratios = [row["ours_us"] / row["peers"]["best"] for row in rows]
+    return (
+        f"{len(rows)} regions, {len(off)} candidates timed: median |log2(estimated / measured)| {median(off):.2f}; "
+        f"by estimate over by measurement {median(ratios):.3f} in the median, {max(ratios):.2f} at most"
+    )
+
+
+def main(given: list[str] | None = None) -> int:
+    options = arguments("plan_choice", __doc__.splitlines()[0], samples=15).parse_args(given)
+    machine, ceilings = Machine(), measured_ceilings()
+    print(ceilings)
+    done: list[dict[str, Any]] = []
+
+    def row(name: str) -> Row:
+        found = measure(machine, name, ceilings, options.samples)
+        done.append(found.as_json())
+        gc.collect()
+        return found
+
+    status = run_suite("plan_choice", options, CASES, row)
+    if done:
+        print(summary(done))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
