@@ -99,7 +99,7 @@ def test_types_of_other_libraries_that_graphdnn_lacks_are_refused() -> None:
         form_of(OnlyInterface((3,), None, "<u4"))
 
 
-@pytest.mark.parametrize("thing", [3.0, [1, 2], None, "x", object()], ids=repr)
+@pytest.mark.parametrize("thing", [3.0, [1, 2], None, "x", object()], ids=["float", "list", "none", "str", "object"])
 def test_what_is_no_array_is_refused(thing: object) -> None:
     with pytest.raises(TypeError, match="a numpy array"):
         form_of(thing)
