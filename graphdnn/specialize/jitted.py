@@ -166,7 +166,7 @@ class Jitted:
         build, route = self._routed(signature)
         if self._messages:
             self._speak()
-        return route.cut(build.executable(route.feed(inputs, stream), stream=stream))
+        return route.run(build.executable, inputs, stream)
 
     def stats(self) -> JitStats:
         """The counters as they are now."""

@@ -6,6 +6,7 @@ layouts are then the runtime's matter here too.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from graphdnn.executable import Executable
 from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType, int32
+from graphdnn.runtime.arrays import DeviceArray, Order
+from graphdnn.runtime.device import CudaDevice
+from graphdnn.runtime.driver import stream_handle
 from graphdnn.specialize.buckets import cut, is_whole, lies_on_host, padded
 from graphdnn.target import Target
 
@@ -103,40 +107,62 @@ class Route:
         }
         self._padding: dict[tuple[str, ...], Executable] = {}
         self._fills_there: dict[str, Any] = {}
+        self._last: tuple[Order, CudaDevice] | None = None
+        self._lock = threading.Lock()
 
-    def feed(self, inputs: Mapping[str, Any], stream: object) -> Mapping[str, Any]:
-        """The build's inputs for a caller's."""
+    def run(self, executable: Executable, inputs: Mapping[str, Any], stream: object) -> dict[str, Any]:
+        """The outputs of a caller's inputs, from an executable of the build."""
         if not self._longer and not self._fills:
-            return inputs
+            return self._cut(executable(inputs, stream=stream))
         there = tuple(name for name in self._inputs if not lies_on_host(inputs[name]))
-        fed = {**inputs, **self._fills_for(there, inputs, stream)}
+        fed = {**inputs, **self._fills}
         for name, type in self._longer.items():
             if name not in there:
                 fed[name] = padded(inputs[name], type)
+        if not there:
+            return self._cut(executable(fed, stream=stream))
+        with self._lock:
+            return self._cut(self._run_there(executable, fed, there, stream))
+
+    def _run_there(
+        self, executable: Executable, fed: dict[str, Any], there: tuple[str, ...], stream: object
+    ) -> dict[str, Any]:
+        """A call with arrays on the device.
+
+        Memory of an input lengthened there is free for the next call as soon as this one returns; on another stream
+        that has to wait for what reads it here, the work up to `_last`.
+        """
+        if self._last is not None:
+            order, device = self._last
+            with device:
+                order.enter(stream_handle(stream))
+        if self._fills and not self._fills_there:
+            # An array on the host would have every call wait for the one before.
+            self._fills_there = self._place.compile(self._length_graph(there[0]))(
+                {there[0]: fed[there[0]]}, stream=stream
+            )
+        fed.update(self._fills_there)
         grown = tuple(name for name in there if name in self._longer)
         if grown:
             if grown not in self._padding:
                 self._padding[grown] = self._place.compile(self._pad_graph(grown))
-            fed.update(self._padding[grown]({name: inputs[name] for name in grown}, stream=stream))
-        return fed
+            fed.update(self._padding[grown]({name: fed[name] for name in grown}, stream=stream))
+        outputs = executable(fed, stream=stream)
+        result: DeviceArray = next(iter(outputs.values()))
+        self._last = (result._order, result._device)
+        return outputs
 
-    def cut(self, outputs: dict[str, Any]) -> dict[str, Any]:
+    def _cut(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """The caller's outputs of the build's: their leading corners, in the same memory."""
         for name, shape in self._cuts.items():
             outputs[name] = cut(outputs[name], shape)
         return outputs
 
-    def _fills_for(self, there: tuple[str, ...], inputs: Mapping[str, Any], stream: object) -> Mapping[str, Any]:
-        """The lengths where the inputs are: one array on the host would have every call wait for the one before."""
-        if not there or not self._fills:
-            return self._fills
-        if not self._fills_there:
-            name = there[0]
-            g = GraphBuilder("lengths")
-            g.input(name, self._inputs[name].shape, self._inputs[name].dtype, strides=self._inputs[name].strides)
-            graph = g.build({n: g.constant(a) for n, a in self._fills.items()})
-            self._fills_there = self._place.compile(graph)({name: inputs[name]}, stream=stream)
-        return self._fills_there
+    def _length_graph(self, name: str) -> Graph:
+        """The lengths as they are, where an input lies."""
+        g, type = GraphBuilder("lengths"), self._inputs[name]
+        g.input(name, type.shape, type.dtype, strides=type.strides)
+        return g.build({n: g.constant(a) for n, a in self._fills.items()})
 
     def _pad_graph(self, names: tuple[str, ...]) -> Graph:
         """Each input at the leading corner of a tensor of the build's type, with zeros behind it."""
