@@ -70,6 +70,12 @@ def write(path: Path, sections: Mapping[str, Bytes]) -> None:
             file.write(content)
 
 
+def is_container(path: Path) -> bool:
+    """Whether a file begins as one.  Raises OSError where it cannot be opened."""
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def read(path: Path) -> dict[str, Array]:
     """Every section by name, as read-only arrays of bytes, all of them checked.
 

@@ -33,6 +33,7 @@ from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.saved import container
 from graphdnn.saved.manifest import ManifestModel, difference, environment
 from graphdnn.saved.records import read_record
+from graphdnn.saved.reports import expanded
 from graphdnn.saved.weights import graph_of
 from graphdnn.target import Target
 
@@ -109,7 +110,7 @@ class File:
 
     @cached_property
     def report(self) -> CompileReport:
-        return read_record(f"{self.who}: report", self.section("report"), CompileReport)
+        return expanded(f"{self.who}: report", self.section("report"))
 
     def read_rest(self) -> None:
         """Reads the user's graph, which must be called as the prepared one is, and the report."""

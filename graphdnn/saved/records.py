@@ -31,11 +31,16 @@ def read_record(who: str, content: bytes, model: type[M]) -> M:
     try:
         return model.model_validate(read_json(who, content))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])[:SHOWN] or "the whole"
-        raise SavedFileError(f"{who}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        raise SavedFileError(f"{who}: {complaint(error)}") from None
     except RecursionError:
         raise SavedFileError(f"{who}: it is nested too deeply") from None
+
+
+def complaint(error: ValidationError) -> str:
+    """The first field that is wrong, and how."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])[:SHOWN] or "the whole"
+    return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}"
 
 
 def read_json(who: str, content: bytes) -> Any:

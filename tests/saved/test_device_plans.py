@@ -1,4 +1,4 @@
-"""Restoring plans of a device, on one that is not there: each runs once before it may be captured; failures are said."""
+"""Restoring plans of a device, on one that is not there: each runs once before a capture may meet it."""
 
 from collections.abc import Sequence
 from pathlib import Path

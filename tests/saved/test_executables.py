@@ -274,6 +274,12 @@ def first_name(m: dict[str, Any]) -> str:
         ("graph", lambda m: m["nodes"][0].update(op="system"), "graph: nodes.0"),
         ("graph", lambda m: m["inputs"][0].update(name="z"), "graph: nodes.0"),
         ("report", lambda m: m.update(more=1), "report: more"),
+        ("report", lambda m: m["rest"].update(more=1), "report: more"),
+        ("report", lambda m: m["candidates"][0].update(verdict="best"), "report: 0.verdict"),
+        ("report", lambda m: m["regions"][0].update(alternatives=["c999"]), "no ids of candidates"),
+        ("report", lambda m: m["regions"][0].update(alternatives=7), "no ids of candidates"),
+        ("report", lambda m: m["regions"][0].update(alternatives=[{}]), "no ids of candidates"),
+        ("report", lambda m: m["regions"][0].pop("alternatives"), "no ids of candidates"),
         ("report", lambda m: m["regions"][0].update(kernels="many"), "report: regions.0.kernels"),
     ],
 )  # fmt: skip
