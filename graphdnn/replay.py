@@ -95,6 +95,7 @@ def replay(
         "target": target,
         "options": dict(options or {}),
         "engines": MANIFEST,
+        "plan_seconds": PLAN_SECONDS,
     }
     try:
         return followed(child, question, tell)
@@ -134,8 +135,9 @@ def followed(child: Child, question: Message, tell: Callable[[str], object]) -> 
 class Watch:
     """The child's end of the story: what begins and what ends is told before anything can go wrong."""
 
-    def __init__(self, parent: Parent) -> None:
+    def __init__(self, parent: Parent, seconds: float) -> None:
         self._parent = parent
+        self._seconds = seconds
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """An audit hook."""
@@ -145,7 +147,7 @@ class Watch:
     @contextmanager
     def step(self, index: int) -> Iterator[None]:
         """Around one plan and the wait for it."""
-        self._parent.allow(PLAN_SECONDS)
+        self._parent.allow(self._seconds)
         self._parent.send({"what": "starts", "index": index})
         begun = time.perf_counter()
         yield
@@ -171,7 +173,7 @@ def work(parent: Parent) -> None:
     if question is None:
         return
     MANIFEST.update(question["engines"])  # what the parent calls an engine is one here
-    watch = Watch(parent)
+    watch = Watch(parent, question["plan_seconds"])
     sys.addaudithook(watch.hear)
     try:
         executable = compiled(question)

@@ -184,7 +184,7 @@ def test_on_a_device_each_plan_is_over_before_the_next() -> None:
     device = fake.FakeDevice()
     program, arrays = on_fake_device(device)
     heard = Heard(device)
-    replay.run_by_plan(program, arrays, Watch(heard))  # type: ignore[arg-type]
+    replay.run_by_plan(program, arrays, Watch(heard, 60.0))  # type: ignore[arg-type]
     count = len(program.schedule.steps)
     assert count > 3
     assert heard.messages == [(what, i) for i in range(count) for what in ("starts", "ran")]
@@ -201,7 +201,7 @@ def test_on_a_device_the_wait_behind_a_plan_tells_its_fault() -> None:
     program.schedule.steps[number].plan._run = lose  # type: ignore[union-attr]
     heard = Heard(device)
     with pytest.raises(ContextLostError):
-        replay.run_by_plan(program, arrays, Watch(heard))  # type: ignore[arg-type]
+        replay.run_by_plan(program, arrays, Watch(heard, 60.0))  # type: ignore[arg-type]
     assert heard.messages[-1] == ("starts", number)
 
 

@@ -92,7 +92,8 @@ class Child:
             return Ended(
                 "this program has no Python interpreter that could be started (sys.executable)", by_chance=True
             )
-        depth = int(os.environ.get(DEPTH_VARIABLE, "0"))
+        told = os.environ.get(DEPTH_VARIABLE, "")
+        depth = int(told) if told.isdecimal() else 0
         if depth >= DEEPEST:
             return Ended("this is the child of a child process already", by_chance=True)
         try:
@@ -105,7 +106,7 @@ class Child:
                 env={**os.environ, DEPTH_VARIABLE: str(depth + 1)},
                 start_new_session=True,  # Ctrl-C in a terminal is for us; and the whole session can be killed
             )
-        except OSError as error:
+        except (OSError, ValueError, TypeError) as error:  # of the system, or for what stands in sys.path
             return Ended(f"{sys.executable} could not be started ({error})", by_chance=True)
         child = Child(process)
         problem = child._exchange(seconds, child._skip_to_mark)

@@ -66,19 +66,22 @@ def ended(prober: ChildProber, plan: str, region: Region | None = None) -> str:
 
 FAULTS = {
     "abort": "SIGABRT",
-    "crash": "SIGSEGV",
     "raise": "RuntimeError: not even an error of ours",
-    "lose": "CUDA_ERROR_ILLEGAL_ADDRESS",
-    "exit": "exit status 3",
     "vanish": "exit status 0",
     "garble": "no answer",
+}
+MORE_FAULTS = {
+    "crash": "SIGSEGV",
+    "lose": "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "exit": "exit status 3",
     "in build abort": "SIGABRT",
     "leave another behind": "SIGABRT",
 }
 
 
-def test_every_fault_becomes_a_decline_and_the_next_plan_runs(prober: ChildProber) -> None:
-    for plan, word in FAULTS.items():
+@pytest.mark.parametrize("faults", [FAULTS, pytest.param(MORE_FAULTS, marks=pytest.mark.slow)], ids=["few", "more"])
+def test_every_fault_becomes_a_decline_and_the_next_plan_runs(faults: dict[str, str], prober: ChildProber) -> None:
+    for plan, word in faults.items():
         assert word in ended(prober, plan), plan
     assert prober.probe(some_region(), "faulty", "good") is None
 
@@ -163,7 +166,8 @@ def test_host_plans_run_on_zeros(prober: ChildProber) -> None:
 
 
 def test_no_interpreter_is_a_decline(prober: ChildProber, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("executable", None), ("executable", "/nowhere/python"), ("frozen", True)):
+    strange = [*sys.path, "a\0b"]
+    for name, value in (("executable", None), ("executable", "/nowhere/python"), ("frozen", True), ("path", strange)):
         with monkeypatch.context() as patched:
             patched.setattr(sys, name, value, raising=False)
             with ChildProber(ENGINES, HostDevice(), POLICY, HERE) as other:
@@ -185,6 +189,11 @@ def test_children_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEPTH_VARIABLE, "2")
     found = Child.start("graphdnn.runtime.probe:work")
     assert found == Ended("this is the child of a child process already", by_chance=True)
+
+
+def test_a_depth_that_is_no_number_is_none(prober: ChildProber, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEPTH_VARIABLE, "deep")
+    assert prober.probe(some_region(), "faulty", "good") is None
 
 
 def test_a_child_that_cannot_import_its_work_says_so() -> None:
