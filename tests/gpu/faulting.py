@@ -30,14 +30,12 @@ def spoilt(candidate: Candidate, body: str) -> Candidate:
     recipe = candidate.recipe
     assert isinstance(recipe, Recipe)
     source = f'extern "C" __global__ void fault(volatile void* x) {{ {body} }}'
-    fault = Kernel("fault", source, (Buffer(0),), (1, 1, 1), (1, 1, 1))
+    fault = Kernel("fault", lambda: source, (Buffer(0),), (1, 1, 1), (1, 1, 1))
     return replace(candidate, recipe=replace(recipe, kernels=(fault, *recipe.kernels)))
 
 
 class FaultingEngine(NvrtcEngine):
     """A plan for each entry of BODIES, by its name."""
-
-    name = "faulting"
 
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
         found = self.candidates(region, device, policy)

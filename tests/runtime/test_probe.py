@@ -289,6 +289,7 @@ def test_a_script_without_a_main_guard_in_an_empty_environment(tmp_path: Path) -
     assert "SIGABRT" in bad
 
 
+@pytest.mark.slow
 def test_a_package_in_an_archive_without_a_terminal(tmp_path: Path) -> None:
     """The archive leads sys.path, so that nothing of a checkout is taken."""
     archive = tmp_path / "graphdnn.zip"
