@@ -261,7 +261,7 @@ class Jitted:
                 self._warn_at *= 2
         if is_often:
             kept = {**{s: b.graph for s, b in self._builds.items()}, signature: graph}
-            text = warning(self._function.name, count, self._names, recent, kept, self._buckets)
+            text = warning(self._function.name, count, self._names, recent, kept, self._buckets, self._limits)
             self._messages.append(RepeatedBuildsWarning(text))
         return build
 
@@ -320,13 +320,16 @@ class Jitted:
 
     def _check(self, signature: Signature, exact: Graph, longer: Signature, padded: Graph) -> None:
         """Raises CompileError where the padded graph does not give the exact one's results."""
-        limits = {n: exact.inputs[source].type.shape[axis] for n, (source, axis) in self._lengths.items()}
-        answer = prove(exact, padded, limits)
+        answer = prove(exact, padded, self._limits(exact))
         if answer is not None:
             raise CompileError(
                 f"{self._function.name} cannot be padded from {spelled(self._names, signature)} to "
                 f"{spelled(self._names, longer)}: {answer.reason}"
             )
+
+    def _limits(self, exact: Graph) -> dict[str, int]:
+        """The lengths that are filled in for a graph of exact shapes."""
+        return {name: exact.inputs[source].type.shape[axis] for name, (source, axis) in self._lengths.items()}
 
     def _tune_later(self, signature: Signature, build: Build) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from graphdnn.ir.graph import Graph
 from graphdnn.specialize.buckets import Buckets
@@ -15,6 +15,9 @@ VALUES_SHOWN = 6
 
 Axis = tuple[str, int]
 """A parameter and one of its axes."""
+
+Limits = Callable[[Graph], Mapping[str, int]]
+"""What entries of the lengths that jit fills in do not exceed in a graph of exact shapes."""
 
 
 class RepeatedBuildsWarning(UserWarning):
@@ -67,6 +70,7 @@ def warning(
     signatures: Sequence[Signature],
     graphs: dict[Signature, Graph],
     buckets: Buckets,
+    limits: Limits,
 ) -> str:
     """One sentence on why `name` was built so often: the last of its builds by signature, and the graphs still kept."""
     axes = varying_axes(names, signatures)
@@ -85,7 +89,7 @@ def warning(
     free = [(n, axis) for n, axis in places if axis not in buckets_of(n, signatures, names, buckets)]
     if not free:
         return f"{said}; coarser buckets of {' and '.join(map(said_of, places))} need fewer builds"
-    reason = why_not_padded(graphs)
+    reason = why_not_padded(graphs, limits)
     if reason is not None:
         return f"{said}, and cannot be padded to fewer sizes, since {reason}"
     rules: dict[str, dict[int, str]] = {}
@@ -104,12 +108,12 @@ def buckets_of(name: str, signatures: Sequence[Signature], names: Sequence[str],
     return set() if form is None else {axis % len(form[1]) for axis in buckets.get(name, {})}
 
 
-def why_not_padded(graphs: dict[Signature, Graph]) -> str | None:
+def why_not_padded(graphs: dict[Signature, Graph], limits: Limits) -> str | None:
     """Why a kept graph is no corner of one for longer shapes; None where it is, or where there are no two such."""
     for smaller, exact in graphs.items():
         for larger, padded in graphs.items():
             if smaller != larger and is_within(smaller, larger):
-                answer = prove(exact, padded, {})
+                answer = prove(exact, padded, limits(exact))
                 return None if answer is None else answer.reason
     return None
 

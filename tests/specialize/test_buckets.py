@@ -128,6 +128,14 @@ def test_lengths_without_buckets_are_the_extent() -> None:
         f({"x": np.float32(1)})
 
 
+def test_a_warning_knows_that_lengths_mask_the_padding(rng: np.random.Generator) -> None:
+    f = cpu(encoder, lengths={"n": ("x", 1)}, warn_after=3)
+    for s in (3, 5):
+        f({"x": rng.standard_normal((2, s, HIDDEN)).astype(np.float32)})
+    with pytest.warns(UserWarning, match=r"axis 1 of x took 3, 5, 4; buckets=\{'x': \{1: 'pow2'\}\} pads to a few"):
+        f({"x": rng.standard_normal((2, 4, HIDDEN)).astype(np.float32)})
+
+
 def test_a_batch_that_is_not_independent_is_refused_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "compile", lambda *_: pytest.fail("compiled"))
     for n in (3, 4):
