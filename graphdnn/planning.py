@@ -166,7 +166,7 @@ def built_cover(
         else:
             cover = select(graph, problem.offers(proposals, price or desk.estimate))
             if desk.tuner is not None:
-                cover = tuned_cover(cover, desk)
+                cover = tuned_cover(cover, desk, price or desk.estimate)
         if cover is None:
             continue
         if device is None:
@@ -177,8 +177,11 @@ def built_cover(
             return cover, plans
 
 
-def tuned_cover(cover: Cover, desk: Desk) -> Cover | None:
-    """The same regions, each by the engine whose plan was fastest; None where one of them has no usable plan."""
+def tuned_cover(cover: Cover, desk: Desk, price: Price) -> Cover | None:
+    """The same regions, each by the engine whose plan was fastest.
+
+    None where one of them has no usable plan, or was not timed and costs more for that, so that `price` is another now.
+    """
     desk.tune([o.region for o in cover.picks])
     picks: list[Offer] = []
     for offer in cover.picks:
@@ -186,6 +189,8 @@ def tuned_cover(cover: Cover, desk: Desk) -> Cover | None:
         if not isinstance(desk.answers(region)[engine], Support):
             return None
         us = desk.measured(engine, region)
+        if us is None and price(engine, region) > offer.cost_us:
+            return None
         picks.append(Offer(region, offer.cost_us if us is None else us, engine))
     return replace(cover, picks=tuple(picks), cost_us=sum(o.cost_us for o in picks))
 
@@ -209,7 +214,7 @@ def measured_cover(graph: Graph, proposals: Sequence[Proposal], problem: Problem
     try:
         return select(graph, timed)
     except CompileError:  # too little was timed for a whole cover
-        return tuned_cover(select(graph, problem.offers(proposals, desk.estimate)), desk)
+        return tuned_cover(select(graph, problem.offers(proposals, desk.estimate)), desk, desk.estimate)
 
 
 def steps_of(made: Planned, desk: Desk) -> list[Step]:

@@ -106,8 +106,11 @@ class Desk:
         """
         answer = self._answers[region.key][engine]
         assert isinstance(answer, Support)
-        untimed = answer.untimed_us if self.tuner is None else None
-        return answer.estimated_us if untimed is None else max(answer.estimated_us, untimed)
+        outcome = self._outcomes.get(region.key)
+        if answer.untimed_us is None or (outcome is not None and engine in outcome.best):
+            return answer.estimated_us
+        will_be_timed = outcome is None and self.tuner is not None and not self.tuner.budget.is_over
+        return answer.estimated_us if will_be_timed else max(answer.estimated_us, answer.untimed_us)
 
     def promise(self, engine: str, region: Region) -> float:
         """Microseconds that an engine that takes the region needs: measured; where it could not be measured, estimated;
@@ -176,6 +179,8 @@ class Desk:
         jobs = [Job(r, self._takers(r)) for r in fresh.values()]
         for job, outcome in zip(jobs, self.tuner.tune(jobs), strict=True):
             self._outcomes[job.region.key] = outcome
+            if self.limits.scratch is not None:
+                outcome.allow(self.limits)
             self._answers[job.region.key].update(outcome.refused)
 
     def _takers(self, region: Region) -> tuple[tuple[Engine, Support], ...]:

@@ -22,18 +22,21 @@ from graphdnn.passes.layout_rules import Layouts, Strides, has_dense_rows, image
 from graphdnn.passes.rewrite import Rewritten
 
 
-def assign_layouts(graph: Graph) -> Rewritten:
-    """The graph with strides on every value; a second application changes nothing."""
-    return Assignment(graph).run()
+def assign_layouts(graph: Graph, channels_last: bool = True) -> Rewritten:
+    """The graph with strides on every value; a second application changes nothing.
+
+    Without `channels_last` every convolutional part is row-major, whatever it costs.
+    """
+    return Assignment(graph, channels_last).run()
 
 
 class Assignment:
     """One run of the pass: values with strides so far, and in whose memory a view lies."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, channels_last: bool = True) -> None:
         self.graph = graph
         self.rewriter = Rewriter(graph)
-        self.images = channels_last_nodes(graph)
+        self.images = {node: cut and channels_last for node, cut in channels_last_nodes(graph).items()}
         self.promised = promised_strides(graph)
         self.changes: list[str] = []
         self.made: dict[tuple[Value, Strides], Value] = {}

@@ -24,8 +24,9 @@ from graphdnn.passes.raising import raise_ops
 from graphdnn.passes.rewrite import Ask, Refusal, Rewritten
 from graphdnn.passes.sinking import sink_views
 
-OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "merge", "pad", "fuse")
-"""Passes that a user may leave out; without the others the graph could not run."""
+OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "merge", "pad", "layout", "fuse")
+"""Passes that a user may leave out; without the others the graph could not run.  Of the layout pass its choice is left
+out: images are row-major then."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         ("sink", sink_views),
         ("merge", lambda g: merge_products(g, ask)),
         ("pad", lambda g: pad_channels(g, ask)),
-        ("layout", assign_layouts),
+        ("layout", lambda g: assign_layouts(g, "layout" not in disabled)),
     )
     records: list[PassRecord] = []
     for name, run in passes:
-        if name in disabled:
+        if name in disabled and name != "layout":
             continue
         done = run(graph)
         records.append(PassRecord(name, done.changes, done.refusals, len(graph.nodes), len(done.graph.nodes)))

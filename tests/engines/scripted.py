@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +37,7 @@ class Act:
     deterministic: bool = True
     noise: float = 0.0
     is_known: bool = True
-    patterns: tuple[str, ...] = ()  # where the times differ: those patterns take `us`, others ten times that
+    times: Callable[[Region], float] | None = None  # microseconds by region, instead of `us`
 
 
 @dataclass
@@ -54,8 +54,7 @@ class ScriptedPlan:
         self.runs += 1
         if self.act.fails == "run" or (self.act.fails == "later" and self.runs > 2):
             raise ExecutionError("the device reports an illegal memory access")
-        fast = not self.act.patterns or self.region.pattern in self.act.patterns
-        self.clock.now += 1e-6 * self.act.us * (1 if fast else 10)
+        self.clock.now += 1e-6 * (self.act.times(self.region) if self.act.times else self.act.us)
         scale = self.act.factor + self.act.noise * self.runs
         return [np.asarray(a * scale).astype(a.dtype) for a in ReferencePlan(self.region).run(inputs)]
 
@@ -72,12 +71,13 @@ class Scripted:
     built: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     refuses: Decline | None = None
+    untimed_us: float | None = None
 
     def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
         if self.takes is not None and region.pattern not in self.takes:
             return Decline(Code.PATTERN, f"{self.name} does not take {region.pattern}")
         least = min((a.workspace for a in self.acts.values()), default=0)
-        return Support(self.estimated_us, "as each node's type", workspace_bytes=least)
+        return Support(self.estimated_us, "as each node's type", workspace_bytes=least, untimed_us=self.untimed_us)
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
         self.asked.append(region.pattern)

@@ -178,8 +178,17 @@ def test_report_says_with_what_it_was_made() -> None:
 def test_every_pass_that_ran_is_listed_in_order() -> None:
     listed = [p.name for p in relu().passes]
     assert [name for name in listed if name in PASSES] == list(PASSES)
-    for left_out in set(OPTIONAL_PASSES) - {"fuse"}:
+    for left_out in set(OPTIONAL_PASSES) - {"fuse", "layout"}:
         assert [p.name for p in relu(disabled_passes=(left_out,)).passes] == [n for n in listed if n != left_out]
+    assert [p.name for p in relu(disabled_passes=("layout",)).passes] == listed
+
+
+def test_without_the_layout_pass_images_stay_as_the_caller_has_them() -> None:
+    g = gd.GraphBuilder("image")
+    x, w = g.input("x", (4, 16, 14, 14), gd.float16), g.input("w", (24, 16, 3, 3), gd.float16)
+    graph = g.build({"y": g.relu(g.conv(x, w, padding=1))})
+    assert "convert" in {r.pattern for r in h200_report(graph).regions}
+    assert "convert" not in {r.pattern for r in h200_report(graph, disabled_passes=("layout",)).regions}
 
 
 def test_each_pass_goes_on_from_the_nodes_of_the_one_before() -> None:
