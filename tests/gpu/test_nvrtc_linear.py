@@ -7,15 +7,20 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn.answer import Decline
+from graphdnn.engines.contract import Policy
 from graphdnn.engines.nvrtc import conv, depthwise, matmul
-from graphdnn.engines.nvrtc.engine import family_of
+from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
+from graphdnn.engines.nvrtc.launch import NvrtcPlan
+from graphdnn.engines.nvrtc.recipe import Anchored
 from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array, DType, channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
+from graphdnn.target import Target
 from tests.engines.cudnn.layouts import Layout, spatial_last, whole
-from tests.gpu.region_runs import check_region
+from tests.gpu.region_runs import Placed, check_region
 from tests.ir.samples import draw
 
 pytestmark = pytest.mark.gpu
@@ -284,9 +289,13 @@ def test_depthwise(device: CudaDevice, rng: Rng, name: str, dtype: DType) -> Non
         check_convolution(device, region, rng)
 
 
-@pytest.mark.parametrize("columns", range(8))
-def test_depthwise_in_every_cut(device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    monkeypatch.setattr(depthwise, "best", lambda parts, _: depthwise.choices(parts)[columns])
+@pytest.mark.parametrize("number", range(0, 100, 7))
+def test_depthwise_in_every_cut(device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def one_cut(parts: Anchored, _: Target) -> list[depthwise.Strips]:
+        cuts = depthwise.choices(parts)
+        return [cuts[number % len(cuts)]]
+
+    monkeypatch.setattr(depthwise, "ranked", one_cut)
     for stride in (1, 2):
         region = convolution(
             (2, 24, 9, 13),
@@ -299,6 +308,51 @@ def test_depthwise_in_every_cut(device: CudaDevice, rng: Rng, monkeypatch: pytes
             stride=stride,
         )
         check_convolution(device, region, rng)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride"),
+    [
+        ((3, 384, 14, 14), 7, 1),
+        ((2, 96, 56, 56), 7, 1),
+        ((2, 240, 28, 28), 5, 1),
+        ((2, 64, 112, 112), 3, 2),
+        ((3, 960, 7, 7), 5, 1),
+    ],
+)
+def test_depthwise_as_models_have_it(device: CudaDevice, rng: Rng, x: Shape, kernel: int, stride: int) -> None:
+    """The measured rows at a smaller batch, in all cuts that are offered."""
+    region = convolution(
+        x,
+        (x[1], 1, kernel, kernel),
+        gd.float16,
+        bias_gelu_residual,
+        layouts=LAST_BUT_FILTERS,
+        groups=x[1],
+        padding=kernel // 2,
+        stride=stride,
+    )
+    check_convolution(device, region, rng)
+    engine = NvrtcEngine()
+    arrays = {v.name: draw(v.type, rng) for v in region.inputs}
+    with device:
+        candidates = engine.candidates(region, device, Policy())
+        assert not isinstance(candidates, Decline)
+        plans = [engine.build(c, device) for c in candidates]
+        results = [enqueued(device, plan, region, arrays) for plan in plans]
+    for result in results[1:]:
+        for found, first in zip(result, results[0], strict=True):
+            np.testing.assert_allclose(found, first, rtol=2e-3, atol=2e-3)
+
+
+def enqueued(device: CudaDevice, plan: object, region: Region, arrays: dict[str, Array]) -> list[Array]:
+    """All outputs of a plan."""
+    assert isinstance(plan, NvrtcPlan), plan
+    ins = [Placed(device, v.type, 0).filled(arrays[v.name]) for v in region.inputs]
+    outs = [Placed(device, v.type, 0).filled(None) for v in region.outputs]
+    plan.enqueue([p.address for p in (*ins, *outs)], device.stream, 0)
+    device.synchronize()
+    return [out.read().astype(np.float32) for out in outs]
 
 
 def test_depthwise_without_its_layout_runs_as_any_convolution(device: CudaDevice, rng: Rng) -> None:

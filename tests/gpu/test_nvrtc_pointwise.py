@@ -271,7 +271,7 @@ def test_a_plan_runs_on_other_addresses_and_inside_a_capture(device: CudaDevice,
 
 
 def test_a_refused_launch_names_the_kernel(device: CudaDevice) -> None:
-    kernel = Kernel("idle", 'extern "C" __global__ void idle() {}', (), (1, 1, 1), (2048, 1, 1))
+    kernel = Kernel("idle", lambda: 'extern "C" __global__ void idle() {}', (), (1, 1, 1), (2048, 1, 1))
     cubin = compile_cubin(kernel.source, device.target.arch)
     assert isinstance(cubin, bytes)
     with device:
@@ -282,7 +282,7 @@ def test_a_refused_launch_names_the_kernel(device: CudaDevice) -> None:
 
 
 def test_a_broken_cubin_is_declined(device: CudaDevice) -> None:
-    kernel = Kernel("idle", "", (), (1, 1, 1), (32, 1, 1))
+    kernel = Kernel("idle", str, (), (1, 1, 1), (32, 1, 1))
     with device:
         answer = load_plan(Recipe("idle", (kernel,)), (b"no cubin at all",), {})
     assert isinstance(answer, Decline)

@@ -6,6 +6,7 @@ unrolled in memory: a tile's elements are fetched from where they lie, and zeros
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from graphdnn.answer import Decline
@@ -70,7 +71,7 @@ def generate(region: Region, target: Target) -> Recipe:
     tiling = best_tiling(product, target)
     kernel = Kernel(
         "conv",
-        source(region, parts, product, tiling),
+        partial(source, region, parts, product, tiling),
         all_buffers(region),
         (product.blocks(tiling), 1, 1),
         (tiling.threads, 1, 1),

@@ -6,6 +6,7 @@ Libraries run it at a small part of either, so it is a family of its own and no 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
@@ -23,28 +24,45 @@ BLOCK = 256
 SHARED_BYTES = 40 * 1024
 """What the filters of a block's channels may take; more would leave a core with too few blocks."""
 
-MOST_REGISTERS = 168
-"""32-bit registers for sums, inputs and filters of a thread; the rest of its 255 holds addresses."""
+REGISTERS = 65536
+"""32-bit registers of a multiprocessor."""
 
-ENOUGH_THREADS = 512
-"""Threads a multiprocessor needs to be busy."""
+OTHER_REGISTERS = 28
+"""What a thread needs beside sums, inputs and filters: addresses and counters."""
 
-REACH = 0.65
-"""Part of the issue rate that the inner loop reaches."""
+MOST_REGISTERS = 200
+MOST_SUMS = 64
+"""More results a thread compile slowly with an epilogue behind each."""
+
+BUSY_BLOCKS = 2
+"""Blocks of a multiprocessor that hide one another's waiting."""
+
+OTHERS = 3
+"""Further ways to cut the work that are offered for timing, of any number of channels."""
+
+LONE = 1.1
+"""How much longer it takes one channel at a time: a warp's loads move 64 bytes of halves each."""
+
+REACH = 0.75
+"""Part of the rate of multiply-adds at which instructions are issued: 0.6 to 0.8 by measured times over the counts of
+the machine code, for filters of 3 to 7."""
 
 
 @dataclass(frozen=True)
 class Strips:
-    """How the work is cut: channels and result columns a thread, threads along the channels, all threads, and cost.
+    """How the work is cut: channels, columns and rows of results a thread, threads along the channels, and the cost.
 
-    `instructions` counts what all threads together issue.
+    `instructions` are a thread's, `registers` what it holds, `blocks` how many blocks of `threads` there are.
     """
 
     channels: int
     columns: int
+    rows: int
     lanes: int
     threads: int
-    instructions: int
+    blocks: int
+    registers: int
+    instructions: float
 
 
 def takes(region: Region) -> Decline | None:
@@ -71,70 +89,134 @@ def takes(region: Region) -> Decline | None:
 
 def choices(parts: Anchored) -> list[Strips]:
     """The ways to cut the work that fit registers and shared memory."""
-    op = conv_op(parts)
-    x, w = parts.anchor.operand_types
-    batch, channels, height, width = parts.anchor.result.type.shape
+    w = parts.anchor.operand_types[1]
+    channels = parts.anchor.result.type.shape[1]
     taps = w.shape[2] * w.shape[3]
-    wide = 2 if accumulator(x.dtype) == "double" else 1
-    each = next(n for n in (4, 2, 1) if channels % n == 0)
-    lanes = min(32, channels // each, SHARED_BYTES // (taps * each * 4 * wide))
-    if lanes == 0:
-        return []
-    lanes = -(-(channels // each) // -(-(channels // each) // lanes))
+    wide = 2 if accumulator(parts.anchor.operand_types[0].dtype) == "double" else 1
     found: list[Strips] = []
-    for columns in range(1, 9):
-        span = (columns - 1) * op.stride[1] + (w.shape[3] - 1) * op.dilation[1] + 1
-        if (columns * each + each + span * each) * wide > MOST_REGISTERS:
+    for each in (n for n in (4, 2, 1) if channels % n == 0):
+        lanes = min(32, channels // each, SHARED_BYTES // (taps * each * 4 * wide))
+        if lanes == 0:
             continue
-        threads = batch * height * -(-width // columns) * (channels // each)
-        fetch = span * (4 + (each if x.dtype.bits < 32 else 0))
-        work = w.shape[2] * (fetch + w.shape[3] * (1 + columns * each)) * wide + 6 * columns * each
-        found.append(Strips(each, columns, lanes, threads, threads * work))
+        lanes = -(-(channels // each) // -(-(channels // each) // lanes))
+        found += (
+            strips
+            for rows in range(1, 8 if conv_op(parts).dilation[0] == 1 else 2)
+            for columns in range(1, 9)
+            if rows * columns * each <= MOST_SUMS
+            for strips in (counted(parts, (each, columns, rows, lanes), wide),)
+            if strips.registers <= MOST_REGISTERS
+        )
     return found
 
 
-def best(parts: Anchored, target: Target) -> Strips:
-    """The cut that issues least, where there are too few threads counted as if the cores stood still in part."""
-    enough = target.sm_count * ENOUGH_THREADS
-    return min(choices(parts), key=lambda s: s.instructions / min(1.0, s.threads / enough))
+def counted(parts: Anchored, cut: tuple[int, int, int, int], wide: int) -> Strips:
+    """One way to cut the work, with its cost: `wide` registers hold a number."""
+    each, columns, rows, lanes = cut
+    op = conv_op(parts)
+    x, w = parts.anchor.operand_types
+    batch, channels, height, width = parts.anchor.result.type.shape
+    _, _, taps_h, taps_w = w.shape
+    span = (columns - 1) * op.stride[1] + (taps_w - 1) * op.dilation[1] + 1
+    read = taps_h if rows == 1 else (rows - 1) * op.stride[0] + taps_h
+    sums = rows * columns * each
+    a_block = BLOCK // lanes
+    chunks = -(-(channels // each) // lanes)
+    strips = batch * -(-height // rows) * -(-width // columns)
+    # By the machine code: a column is an address, a comparison and a load, and halves are widened one by one.
+    fetch = read * (8 + span * (3 + (each if x.dtype.bits < 32 else 0)))
+    multiply = rows * taps_h * (2 + taps_w * (1 + columns * each)) * wide
+    filters = 16 * taps_h * taps_w * lanes * each / (lanes * a_block)
+    return Strips(
+        each,
+        columns,
+        rows,
+        lanes,
+        lanes * a_block,
+        chunks * -(-strips // a_block),
+        wide * (sums + span * each + each) + OTHER_REGISTERS,
+        (fetch + multiply + filters + 5 * sums + 60) * (LONE if each == 1 else 1.0),
+    )
+
+
+def arithmetic_us(strips: Strips, target: Target) -> float:
+    """Time of the cores that have the most blocks; a core with too few at once waits between."""
+    resident = min(8, REGISTERS // (strips.threads * strips.registers))
+    a_core = -(-strips.blocks // target.sm_count)
+    busy = min(1.0, min(resident, a_core) / BUSY_BLOCKS) ** 0.5
+    # The rate counts a multiply-add as two.
+    rate = target.rate("float32") / 2 / target.sm_count * REACH * busy
+    return 1e6 * a_core * strips.threads * strips.instructions / rate
+
+
+def ranked(parts: Anchored, target: Target) -> list[Strips]:
+    """The ways to cut the work, fastest first."""
+    return sorted(choices(parts), key=lambda s: arithmetic_us(s, target))
 
 
 def estimate(region: Region, target: Target) -> float:
     parts = anchor_with_epilogue(region)
     assert isinstance(parts, Anchored)
-    strips = best(parts, target)
-    busy = min(1.0, strips.threads / (target.sm_count * ENOUGH_THREADS))
-    # The rate counts a multiply-add as two.
-    arithmetic = 1e6 * strips.instructions / (target.rate("float32") / 2 * REACH * busy)
     memory = roofline_us(region, target, efficiency=Efficiency(bandwidth=0.75, matrix=1.0))
-    return max(memory, target.launch_us + arithmetic)
+    return max(memory, target.launch_us + arithmetic_us(ranked(parts, target)[0], target))
 
 
 def generate(region: Region, target: Target) -> Recipe:
     parts = anchor_with_epilogue(region)
     assert isinstance(parts, Anchored)
-    strips = best(parts, target)
-    batch, channels, height, width = parts.anchor.result.type.shape
-    a_block = BLOCK // strips.lanes
-    a_row = -(-width // strips.columns)
-    chunks = -(-(channels // strips.channels) // strips.lanes)
-    blocks = chunks * -(-(batch * height * a_row) // a_block)
-    threads = strips.lanes * a_block
-    head = [
-        "constexpr int "
-        f"C = {channels}, VC = {strips.channels}, TW = {strips.columns}, LANES = {strips.lanes}, THREADS = {threads}, "
-        f"CHUNKS = {chunks}, STRIPS_A_BLOCK = {a_block}, STRIPS_A_ROW = {a_row}, STRIPS = {batch * height * a_row};"
-    ]
+    return recipe(region, parts, ranked(parts, target)[0])
+
+
+def others(region: Region, target: Target) -> tuple[Recipe, ...]:
+    """The next best ways to cut the work, and the best of each number of channels."""
+    parts = anchor_with_epilogue(region)
+    assert isinstance(parts, Anchored)
+    first, *rest = ranked(parts, target)
+    kept = rest[:OTHERS]
+    seen = {s.channels for s in (first, *kept)}
+    for strips in rest:
+        if strips.channels not in seen:
+            seen.add(strips.channels)
+            kept.append(strips)
+    return tuple(recipe(region, parts, strips) for strips in kept)
+
+
+def recipe(region: Region, parts: Anchored, strips: Strips) -> Recipe:
     kernel = Kernel(
-        "depthwise", source(region, parts, strips, head, threads), all_buffers(region), (blocks, 1, 1), (threads, 1, 1)
+        "depthwise",
+        partial(source, region, parts, strips),
+        all_buffers(region),
+        (strips.blocks, 1, 1),
+        (strips.threads, 1, 1),
     )
-    return Recipe(f"depthwise_{strips.columns}x{strips.channels}", (kernel,))
+    return Recipe(f"depthwise_{strips.rows}x{strips.columns}x{strips.channels}", (kernel,))
 
 
-def source(region: Region, parts: Anchored, strips: Strips, head: list[str], threads: int) -> str:
+def cut_constants(parts: Anchored, strips: Strips) -> str:
+    """How the work is cut, as C++ constants."""
+    batch, channels, height, width = parts.anchor.result.type.shape
+    a_row, a_column = -(-width // strips.columns), -(-height // strips.rows)
+    values = {
+        "C": channels,
+        "VC": strips.channels,
+        "TW": strips.columns,
+        "TH": strips.rows,
+        "LANES": strips.lanes,
+        "THREADS": strips.threads,
+        "CHUNKS": -(-(channels // strips.channels) // strips.lanes),
+        "STRIPS_A_BLOCK": strips.threads // strips.lanes,
+        "STRIPS_A_ROW": a_row,
+        "STRIPS_A_COLUMN": a_column,
+        "STRIPS": batch * a_column * a_row,
+    }
+    return f"constexpr int {', '.join(f'{name} = {value}' for name, value in values.items())};"
+
+
+def source(region: Region, parts: Anchored, strips: Strips) -> str:
     x, w = parts.anchor.operands
-    sums = strips.columns * strips.channels
-    epilogue = epilogue_of(region, parts, f"sum[t][{'j' if strips.channels > 1 else '0'}]", sums)
+    sums = strips.rows * strips.columns * strips.channels
+    result = f"sum[u][t][{'j' if strips.channels > 1 else '0'}]"
+    epilogue = epilogue_of(region, parts, result, sums, MOST_SUMS)
     small = 2 * max(x.type.extent, w.type.extent) <= LARGEST_INT and epilogue.fits_int
     x_n, _, x_h, x_w = x.type.layout
     w_c, _, w_h, w_w = w.type.layout
@@ -148,24 +230,25 @@ def source(region: Region, parts: Anchored, strips: Strips, head: list[str], thr
             f"typedef {'int' if small else 'i64'} Index;",
             f"typedef {accumulator(x.type.dtype)} Acc;",
             f"typedef {storage(x.type.dtype)} TA;\ntypedef {storage(w.type.dtype)} TB;",
-            *head,
+            cut_constants(parts, strips),
             *window_constants(parts),
             declared("X_", (x_n, x_h, x_w), "NHW").replace("int", "Index", 1),
             declared("W_", (w_c, w_h, w_w), "CHW").replace("int", "Index", 1),
             f"constexpr bool VECTORS = {str(vectors).lower()}, FILTER_DENSE = {str(w_c != 1).lower()};",
             template("depthwise.cu"),
-            f'extern "C" __global__ void __launch_bounds__({threads}) depthwise({parameters(region)}) {{',
+            f'extern "C" __global__ void __launch_bounds__({strips.threads}) depthwise({parameters(region)}) {{',
             f"const TA* x = p{slot[x].index};\nconst TB* w = p{slot[w].index};",
             template("depthwise_body.cu"),
             epilogue.condition(1, strips.channels),
+            f'_Pragma("unroll") for (int u = 0; u < {strips.rows}; ++u) {{',
             f'_Pragma("unroll") for (int t = 0; t < {strips.columns}; ++t) {{',
-            "const Index i3 = first + t;",
-            "if (i3 < OW) {",
+            "const Index i2 = first_h + u, i3 = first_w + t;",
+            "if (i2 < OH && i3 < OW) {",
             f"const bool whole = true;\nconst int count = {strips.channels};",
             *epilogue.text(names, 1, strips.channels),
-            "}\n}\n}\n",
+            "}\n}\n}\n}\n",
         )
     )
 
 
-FAMILY = Family("depthwise", (Conv,), takes, generate, estimate)
+FAMILY = Family("depthwise", (Conv,), takes, generate, estimate, others=others)

@@ -54,6 +54,11 @@ def without_family(ops: set[type[Op]]) -> Decline:
     return Decline(Code.PATTERN, f"there is no generated kernel that does {kinds} at once")
 
 
+def recipes(family: Family, region: Region, target: Target) -> tuple[Recipe, ...]:
+    """All that a family would run a region with, best first by estimate."""
+    return (family.generate(region, target), *family.others(region, target))
+
+
 def anchor_type(region: Region) -> str:
     """What the report says about the arithmetic: by the first operand of the first op that is not pointwise."""
     anchors = [n for n in region.nodes if not isinstance(n.op, Elementwise)] or list(region.nodes)
@@ -92,8 +97,7 @@ class NvrtcEngine:
         family = family_of(region)
         if isinstance(family, Decline):
             return family
-        recipe = family.generate(region, device.target)
-        return (
+        return tuple(
             Candidate(
                 self.name,
                 region,
@@ -102,7 +106,8 @@ class NvrtcEngine:
                 answer.precision,
                 notes=recipe.notes,
                 recipe=recipe,
-            ),
+            )
+            for recipe in recipes(family, region, device.target)
         )
 
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
@@ -138,7 +143,10 @@ class NvrtcEngine:
         family = family_of(candidate.region)
         if isinstance(family, Decline):
             return family
-        recipe = family.generate(candidate.region, device.target)
+        found = (r for r in recipes(family, candidate.region, device.target) if r.name == candidate.name)
+        recipe = next(found, None)
+        if recipe is None:
+            return unnamed(self.name, candidate.name, candidate.region)
         if len(cubins) != len(recipe.kernels):
             return damaged(f"it has {len(cubins)} kernels where {len(recipe.kernels)} are needed")
         return load_plan(recipe, cubins, who)

@@ -83,16 +83,16 @@ def placed_in(nodes: Sequence[Node], root: Value, outputs: Sequence[Value]) -> d
         raise
 
 
-def epilogue_of(region: Region, parts: Anchored, result: str, sums: int) -> Epilogue:
+def epilogue_of(region: Region, parts: Anchored, result: str, sums: int, most: int = MOST_COPIES) -> Epilogue:
     """The epilogue, `result` being the C++ expression of the anchor's result as a register value.
 
-    A thread has `sums` of them.  Element `j` of a group stands in scope as `j`; the region is one that
-    `anchor_with_epilogue` accepted.
+    A thread has `sums` of them; for more than `most` of them dear functions are called, not copied.  Element `j` of a
+    group stands in scope as `j`; the region is one that `anchor_with_epilogue` accepted.
     """
     places = placed(region, parts)
     assert not isinstance(places, Decline)
     shape = parts.anchor.result.type.shape
-    apart = sums > MOST_COPIES and any(n.op.label not in LIGHT for n in parts.after)
+    apart = sums > most and any(n.op.label not in LIGHT for n in parts.after)
     demand = Demand(parts.after, shape, {parts.anchor.result: "total" if apart else result})
     results = [demand(value, places[value]) for value in region.outputs]
     parameter = {v: f"p{b.index}" for v, b in buffers(region).items()}

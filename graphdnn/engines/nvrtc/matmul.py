@@ -6,6 +6,8 @@ what float32 runs on in IEEE arithmetic where no library promises it.
 
 from __future__ import annotations
 
+from functools import partial
+
 from graphdnn.answer import Decline
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
@@ -68,7 +70,7 @@ def generate(region: Region, target: Target) -> Recipe:
     tiling = best_tiling(product, target)
     kernel = Kernel(
         "matmul",
-        source(region, parts, product, tiling),
+        partial(source, region, parts, product, tiling),
         all_buffers(region),
         (product.blocks(tiling), 1, 1),
         (tiling.threads, 1, 1),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from graphdnn.answer import Code, Decline
@@ -173,7 +174,13 @@ def piece_reach(p: Piece, size: int) -> float:
 
 def kernel(region: Region, pieces: Sequence[Piece], size: int) -> Kernel:
     used = sorted({n for p in pieces for n in parameters_of(p.job)})
-    count = len(region.inputs)
+    blocks = sum(p.blocks for p in pieces)
+    text = partial(source, pieces, used, len(region.inputs), size)
+    return Kernel("move", text, tuple(Buffer(n) for n in used), (blocks, 1, 1), (BLOCK, 1, 1))
+
+
+def source(pieces: Sequence[Piece], used: Sequence[int], count: int, size: int) -> str:
+    """The text of a kernel of some pieces, with the parameters `used`, of which the first `count` are read."""
     # No __restrict__: a written slice's operand and result may be one memory.
     declared = [f"{'const ' if n < count else ''}E* p{n}" for n in used]
     tiles = [p.tile.pitch * p.tile.extent_d for p in pieces if p.tile]
@@ -187,7 +194,7 @@ def kernel(region: Region, pieces: Sequence[Piece], size: int) -> Kernel:
             "return;\n}",
         ]
         first += p.blocks
-    source = "\n".join(
+    return "\n".join(
         (
             template("prelude.cu"),
             template("movement.cu"),
@@ -197,7 +204,6 @@ def kernel(region: Region, pieces: Sequence[Piece], size: int) -> Kernel:
             "}\n",
         )
     )
-    return Kernel("move", source, tuple(Buffer(n) for n in used), (first, 1, 1), (BLOCK, 1, 1))
 
 
 def text_of(p: Piece, size: int) -> list[str]:

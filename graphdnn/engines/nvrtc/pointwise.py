@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
@@ -188,7 +189,9 @@ def generate(region: Region, target: Target) -> Recipe:
     walk = plan_walk(region, target)
     groups = -(-walk.space.size // walk.width)
     grid = -(-groups // (BLOCK * walk.repeat))
-    kernel = Kernel("pointwise", source(region, walk, groups), all_buffers(region), (grid, 1, 1), (BLOCK, 1, 1))
+    kernel = Kernel(
+        "pointwise", partial(source, region, walk, groups), all_buffers(region), (grid, 1, 1), (BLOCK, 1, 1)
+    )
     return Recipe(f"pointwise_x{walk.width}", (kernel,), in_place=in_place(region, walk))
 
 

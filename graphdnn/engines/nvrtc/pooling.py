@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.demand import Demand
 from graphdnn.engines.nvrtc.emit import BOUNDS, literal, prelude, register, storage, template
-from graphdnn.engines.nvrtc.epilogue import Epilogue, epilogue_of, placed, placed_in
+from graphdnn.engines.nvrtc.epilogue import epilogue_of, placed, placed_in
 from graphdnn.engines.nvrtc.group import Access, held, load_group, wide_condition
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, split_index
 from graphdnn.engines.nvrtc.places import Place
@@ -110,10 +111,14 @@ def generate(region: Region, target: Target) -> Recipe:
     parts, op = taken(region)
     x, y = parts.anchor.operands[0].type, parts.anchor.result.type
     axis, width = vector(x, y)
-    epilogue = epilogue_of(region, parts, f"pooled[{'j' if width > 1 else '0'}]", width)
-    text = source(region, parts, op, epilogue, axis, width)
     grid = -(-y.size // (width * BLOCK))
-    kernel = Kernel("pool", text, tuple(buffers(region).values()), (grid, 1, 1), (BLOCK, 1, 1))
+    kernel = Kernel(
+        "pool",
+        partial(source, region, parts, op, axis, width),
+        tuple(buffers(region).values()),
+        (grid, 1, 1),
+        (BLOCK, 1, 1),
+    )
     return Recipe(f"{op.kind}_x{width}", (kernel,))
 
 
@@ -126,7 +131,8 @@ def estimate(region: Region, target: Target) -> float:
     return arithmetic + roofline_us(region, target, efficiency=VECTORS if width > 1 else SINGLE)
 
 
-def source(region: Region, parts: Anchored, op: Pool, epilogue: Epilogue, axis: int, width: int) -> str:
+def source(region: Region, parts: Anchored, op: Pool, axis: int, width: int) -> str:
+    epilogue = epilogue_of(region, parts, f"pooled[{'j' if width > 1 else '0'}]", width)
     x, y = parts.anchor.operands[0].type, parts.anchor.result.type
     reach = [a.value.type.extent for a in prologue_of(region, parts).loads.values()]
     fits = epilogue.fits_int and max(*reach, x.size, y.size + BLOCK * width) <= LARGEST_INT

@@ -8,7 +8,8 @@ Every kernel is deterministic (no atomics on floats), reads sizes and strides as
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from graphdnn.answer import Code, Decline
 from graphdnn.ir.graph import Node, Value
@@ -38,7 +39,8 @@ Argument = Buffer | Scratch
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch.  `source` holds an `extern "C" __global__` function `entry` whose parameters are the `arguments`.
+    """One launch.  `source`, which `text` makes, holds an `extern "C" __global__` function `entry` whose parameters are
+    the `arguments`.
 
     `grid` and `block` are (x, y, z), `shared_bytes` is dynamic shared memory, `options` are further NVRTC options.
     Put sizes and scalars into the source as literals.  Addresses are aligned to their element only, unless the kernel
@@ -46,12 +48,17 @@ class Kernel:
     """
 
     entry: str
-    source: str
+    text: Callable[[], str] = field(compare=False)
     arguments: tuple[Argument, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
     options: tuple[str, ...] = ()
+
+    @cached_property
+    def source(self) -> str:
+        """The text, made when it is first asked for: a kernel is priced far more often than it is built."""
+        return self.text()
 
 
 Pairs = tuple[tuple[int, int], ...]
@@ -71,6 +78,11 @@ class Recipe:
     in_place: Pairs = ()
 
 
+def only_one(region: Region, target: Target) -> tuple[Recipe, ...]:
+    """No further recipes."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Family:
     """One kind of kernel.
@@ -78,7 +90,7 @@ class Family:
     `anchors` are the op classes it runs beside pointwise ones; with `alone` it runs pointwise regions without any too.
     `takes` answers None for a region that it can run and a Decline for one that it cannot; it sees only regions whose
     other ops are pointwise.  `generate` makes the recipe of a region that it takes, `estimate` prices it in
-    microseconds, launches included.
+    microseconds, launches included; `others` are further recipes that may turn out faster, best first.
     """
 
     name: str
@@ -88,6 +100,7 @@ class Family:
     estimate: Callable[[Region, Target], float]
     last_resort: bool = False
     alone: bool = False
+    others: Callable[[Region, Target], tuple[Recipe, ...]] = only_one
 
 
 @dataclass(frozen=True)

@@ -100,14 +100,21 @@ class Writer:
 
     def kernel(self) -> Kernel:
         layout = self.layout
-        entry = "rows" if self.only is None else f"rows_{self.only}"
-        declared = [parameters(self.region, in_place(self.region, self.program, layout))]
-        arguments: list[Argument] = list(buffers(self.region).values())
-        for fold, offset in self.offsets.items():
-            declared.append(f"{register(accumulator(fold))}* w{self.ids[fold]}")
-            arguments.append(Scratch(offset))
+        arguments: list[Argument] = [*buffers(self.region).values(), *map(Scratch, self.offsets.values())]
         walks = self.only is None or self.phases[self.only].is_walk
-        source = "\n".join(
+        grid = (layout.blocks, layout.splits if walks else 1, 1)
+        return Kernel(self.entry, self.text, tuple(arguments), grid, (layout.threads, 1, 1))
+
+    @property
+    def entry(self) -> str:
+        return "rows" if self.only is None else f"rows_{self.only}"
+
+    def text(self) -> str:
+        """The kernel's text."""
+        layout, entry = self.layout, self.entry
+        declared = [parameters(self.region, in_place(self.region, self.program, layout))]
+        declared += [f"{register(accumulator(fold))}* w{self.ids[fold]}" for fold in self.offsets]
+        return "\n".join(
             (
                 prelude() + template("rows.cu"),
                 f'extern "C" __global__ void __launch_bounds__({layout.threads}) {entry}({", ".join(declared)}) {{',
@@ -116,8 +123,6 @@ class Writer:
                 "}\n",
             )
         )
-        grid = (layout.blocks, layout.splits if walks else 1, 1)
-        return Kernel(entry, source, tuple(arguments), grid, (layout.threads, 1, 1))
 
     def place(self) -> list[str]:
         """Which row the thread works on, and where it begins in each operand."""

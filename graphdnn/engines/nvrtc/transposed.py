@@ -7,6 +7,7 @@ product of its own, so that no tap is multiplied that does not count; a phase th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import gcd, prod
 
 from graphdnn.answer import Decline
@@ -119,7 +120,7 @@ def generate(region: Region, target: Target) -> Recipe:
     tiling = best_tiling(product, target)
     kernel = Kernel(
         "transposed",
-        source(region, parts, product, tiling),
+        partial(source, region, parts, product, tiling),
         all_buffers(region),
         (product.blocks(tiling), 1, 1),
         (tiling.threads, 1, 1),

@@ -1,6 +1,7 @@
 """Generated kernels run on the host: the same text through the system's C++ compiler, thread after thread.
 
-For kernels whose threads do not wait for one another.  What PTX says in the prelude is said in C++ here.
+For kernels whose threads wait for one another once at most, and may do twice what they do before that: all threads of a
+block run up to there, then all from the beginning.  What PTX says in the prelude is said in C++ here.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ SHIMS = """
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(n)
+#define __shared__ static
 using namespace std;
 struct { unsigned x; } blockIdx, threadIdx;
+struct Wait {};
+bool waiting;
+void __syncthreads() { if (waiting) throw Wait{}; }
 template <class To, class From> To same_bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
 float __uint_as_float(unsigned x) { return same_bits<float>(x); }
 unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
@@ -97,10 +102,16 @@ def wrapped(name: str, kernel: Kernel) -> str:
     arguments = ", ".join(f"({t})p[{i}]" for i, t in enumerate(types))
     return "\n".join(
         (
-            body.replace(f"{kernel.entry}(", f"{name}(", 1),
+            f"namespace of_{name} {{",
+            body.replace(f" {kernel.entry}(", f" {name}(", 1),
+            "}",
             f'extern "C" void run_{name}(void** p, unsigned blocks, unsigned threads) {{',
+            f"using namespace of_{name};",
             "for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)",
-            f"for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {name}({arguments});",
+            f"for (int last = {'0' if '__syncthreads' in body else '1'}; last < 2; ++last)",
+            "for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {",
+            f"waiting = !last; try {{ {name}({arguments}); }} catch (Wait) {{}}",
+            "}",
             "}",
         )
     )

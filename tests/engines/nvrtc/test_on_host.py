@@ -1,18 +1,24 @@
-"""Kernels with movement inside, run on the host against the definition."""
+"""Kernels with movement inside, and depthwise convolutions in every cut, run on the host against the definition."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import graphdnn as gd
 from graphdnn.answer import Decline
+from graphdnn.engines.nvrtc import depthwise
 from graphdnn.engines.nvrtc.engine import family_of
-from graphdnn.engines.nvrtc.recipe import Kernel
+from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue
+from graphdnn.engines.nvrtc.recipe import Anchored, Kernel
 from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType, channels_last
 from graphdnn.target import Target
+from tests.engines.cudnn.layouts import whole
 from tests.engines.nvrtc.host_kernels import HostKernels
 from tests.engines.nvrtc.moving_regions import MOVING, Moving
+from tests.ir.samples import draw
 from tests.numbers import TOLERANCE, relative_error
 
 H200 = Target.named("h200")
@@ -46,3 +52,50 @@ def test_movement_inside_a_kernel(case: Moving, elements: int, compiled: HostKer
             np.testing.assert_array_equal(found[value], wanted[name])
             continue
         assert relative_error(found[value], wanted[name]) <= TOLERANCE[dtype.name]
+
+
+Shape = tuple[int, ...]
+
+DEPTHWISE: dict[str, tuple[Shape, Shape, DType, dict[str, Any]]] = {
+    "7x7": ((2, 24, 15, 14), (24, 1, 7, 7), gd.float16, {"padding": 3}),
+    "stride_2": ((1, 66, 13, 17), (66, 1, 3, 3), gd.bfloat16, {"padding": 1, "stride": 2}),
+    "odd_channels": ((3, 23, 7, 9), (23, 1, 5, 5), gd.float16, {"padding": 2}),
+    "dilated": ((1, 20, 9, 9), (20, 1, 3, 3), gd.float32, {"padding": ((0, 2), (3, 1)), "dilation": (2, 3)}),
+    "dilated_columns": ((1, 20, 9, 9), (20, 1, 3, 3), gd.float16, {"padding": ((1, 1), (2, 2)), "dilation": (1, 2)}),
+    "skipping": ((1, 8, 9, 9), (8, 1, 2, 2), gd.float16, {"stride": 4}),
+    "double": ((1, 4, 5, 6), (4, 1, 3, 3), gd.float64, {"padding": 1}),
+}
+
+
+def convolved(name: str) -> Region:
+    x, w, dtype, attributes = DEPTHWISE[name]
+    g = gd.GraphBuilder(name)
+    y = g.conv(g.input("x", x, dtype, strides=channels_last(x)), g.input("w", w, dtype), groups=x[1], **attributes)
+    y = g.relu(g.bias(y, g.input("b", (x[1],), dtype), axis=1))
+    return whole(g.build({"y": y}))
+
+
+def cuts(region: Region) -> dict[str, Kernel]:
+    """Some of the ways to cut a depthwise convolution, every number of channels, rows and columns among them."""
+    parts = anchor_with_epilogue(region)
+    assert isinstance(parts, Anchored)
+    recipes = [depthwise.recipe(region, parts, s) for s in depthwise.choices(parts)[::7]]
+    return {r.name: r.kernels[0] for r in recipes}
+
+
+@pytest.fixture(scope="module")
+def convolutions(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
+    folder: Path = tmp_path_factory.mktemp("convolutions")
+    return HostKernels({f"{n} {c}": k for n in DEPTHWISE for c, k in cuts(convolved(n)).items()}, folder)
+
+
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_depthwise_in_every_cut(name: str, convolutions: HostKernels, rng: np.random.Generator) -> None:
+    region = convolved(name)
+    arrays = {n: draw(v.type, rng) for n, v in region.graph.inputs.items()}
+    wanted = gd.evaluate(region.graph, arrays, dtype=gd.float64)["y"]
+    (y,) = region.outputs
+    for cut in cuts(region):
+        for elements in (0, 1):
+            found = convolutions.run(f"{name} {cut}", region, arrays, elements * y.type.dtype.itemsize)[y]
+            assert relative_error(found, wanted, 1.0) <= TOLERANCE[y.type.dtype.name], cut

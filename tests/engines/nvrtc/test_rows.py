@@ -72,6 +72,7 @@ def test_names_of_cases_are_unique() -> None:
 def test_equal_regions_give_equal_text(case: Case) -> None:
     first, second = (rows.generate(case.region(), H200) for _ in range(2))
     assert first == second
+    assert [k.source for k in first.kernels] == [k.source for k in second.kernels]
 
 
 def test_one_kernel_folds_the_flagship_rows_in_registers() -> None:
