@@ -160,7 +160,10 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
         placed = schedule(file.prepared, steps)
     except CompileError as error:
         raise SavedFileError(f"{file.who}: {error}") from None
-    program = Program(file.prepared, placed, device, lambda source, to: conversion(desk, device, source, to))
+    try:
+        program = Program(file.prepared, placed, device, lambda source, to: conversion(desk, device, source, to))
+    except MemoryError:
+        raise SavedFileError(f"{file.who}: its states need more memory than there is") from None
     picks = tuple(Pick(s.region, chosen[s.region].engine, chosen[s.region]) for s in placed.steps)
     decided = Decided(file.prepared, picks, machine, options, tuple(file.manifest.left_out))
     return Executable(file.graph, file.report, program, decided)

@@ -325,6 +325,18 @@ def test_a_region_that_waits_for_itself_is_refused(path: Path) -> None:
         gd.load(rewritten(path, manifest=ring), rebuild=False)
 
 
+def test_absurd_states_are_refused(path: Path) -> None:
+    g = gd.GraphBuilder("idle")
+    g.state("idle", (3,), gd.float64)
+    gd.compile(g.build({"y": g.relu(g.input("x", (2,), gd.float32))}), target="cpu").save(path)
+
+    def enormous(m: dict[str, Any]) -> None:
+        m["states"][0]["type"]["shape"] = [2**48]
+
+    with pytest.raises(gd.SavedFileError, match="its states need more memory than there is"):
+        gd.load(rewritten(path, graph=enormous, prepared=enormous))
+
+
 def test_damage_anywhere_in_a_saved_model_is_refused(exe: gd.Executable, path: Path, seed: int) -> None:
     whole = path.read_bytes()
     rng = np.random.default_rng(seed)
