@@ -162,6 +162,9 @@ class Lock:
             asked, asks = lock.model.options.get(name), options[name]
             if asked != asks:
                 lock._say(f"it was made with the option {name}={asked!r}, and this is {asks!r}; bits may differ")
+        for name in lock.model.left_out:
+            if name not in COMPETING:
+                lock._say(f"the pass {name[:40]!r} cannot be left out")
         return lock
 
     @property
