@@ -1,0 +1,239 @@
+"""Choosing by measurement on the device: what wins, that its numbers are right, and that limits and memory hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Decline
+from graphdnn.engines.check import inputs_for
+from graphdnn.engines.contract import Candidate, Device
+from graphdnn.engines.nvrtc.engine import NvrtcEngine
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import channels_last
+from graphdnn.report import CompileReport, RegionReport
+from graphdnn.runtime.device import CudaDevice
+from graphdnn.runtime.timing import CudaTimer
+from tests.gpu.handwritten import pointwise
+from tests.numbers import relative_error
+
+pytestmark = pytest.mark.gpu
+
+
+def conv_block(batch: int = 8, channels: int = 64, size: int = 28) -> gd.Graph:
+    g = gd.GraphBuilder("conv_block")
+    shape = (batch, channels, size, size)
+    x = g.input("x", shape, gd.float16, strides=channels_last(shape))
+    rng = np.random.default_rng(0)
+    w = g.constant((rng.standard_normal((channels, channels, 3, 3)) / 24).astype(np.float16))
+    b = g.constant(rng.standard_normal(channels).astype(np.float16))
+    y = g.relu(g.bias(g.conv(x, w, padding=1, name="conv"), b, axis=1))
+    return g.build({"y": y}, strides={"y": channels_last(shape)})
+
+
+def product(rows: int = 512, inner: int = 768, columns: int = 1024) -> gd.Graph:
+    g = gd.GraphBuilder("product")
+    a, w = g.input("a", (rows, inner), gd.bfloat16), g.input("w", (inner, columns), gd.bfloat16)
+    return g.build({"y": g.matmul(a, w, name="product")})
+
+
+def swiglu() -> gd.Graph:
+    g = gd.GraphBuilder("swiglu")
+    a = g.input("a", (512, 768), gd.bfloat16)
+    gate, up = (g.matmul(a, g.input(n, (768, 2048), gd.bfloat16), name=f"{n}_product") for n in ("gate", "up"))
+    return g.build({"y": g.mul(g.silu(gate), up)})
+
+
+def depthwise() -> gd.Graph:
+    g = gd.GraphBuilder("depthwise")
+    shape = (16, 96, 28, 28)
+    x = g.input("x", shape, gd.float16, strides=channels_last(shape))
+    w = g.input("w", (96, 1, 5, 5), gd.float16)
+    y = g.relu(g.conv(x, w, padding=2, groups=96, name="conv"))
+    return g.build({"y": y}, strides={"y": channels_last(shape)})
+
+
+def norms() -> gd.Graph:
+    g = gd.GraphBuilder("norms")
+    x = g.input("x", (1024, 2048), gd.bfloat16)
+    s, b = g.input("s", (2048,), gd.bfloat16), g.input("b", (2048,), gd.bfloat16)
+    return g.build({"y": g.softmax(g.layer_norm(x, s, b, name="norm"), name="soft")})
+
+
+GRAPHS = {f.__name__: f for f in (conv_block, product, swiglu, depthwise, norms)}
+
+
+def drawn(graph: gd.Graph, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Inputs of about one; weights so that products are, too."""
+    found = {}
+    for name, value in graph.inputs.items():
+        scale = 1.0 if name in ("a", "x", "s", "b") else value.type.shape[0] ** -0.5
+        found[name] = (scale * rng.standard_normal(value.type.shape)).astype(value.type.dtype.numpy)
+    return found
+
+
+def compiled(graph: gd.Graph, cache: Path | str, **options: Any) -> gd.Executable:
+    return gd.compile(graph, "cuda", gd.CompileOptions(cache_dir=str(cache), progress=False, **options))
+
+
+def timed(report: CompileReport, region: RegionReport) -> dict[tuple[str, str], float]:
+    """Microseconds by engine and plan of all right plans of a region."""
+    same = [c for c in report.candidates if c.nodes == region.nodes and c.pattern == region.pattern]
+    return {
+        (c.engine, p.name): p.measured_us
+        for c in same
+        for p in c.plans
+        if p.measured_us is not None and p.verdict in ("chosen", "slower")
+    }
+
+
+@pytest.mark.parametrize("selection", ["autotune", "measure"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_fastest_right_plan_runs(name: str, selection: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = GRAPHS[name]()
+    exe = compiled(graph, tmp_path, selection=selection)
+    inputs = drawn(graph, rng)
+    wanted = gd.evaluate(graph, inputs, gd.float64)["y"]
+    assert relative_error(exe(inputs)["y"], wanted) <= 1.6e-2
+    for region in exe.report.regions:
+        times = timed(exe.report, region)
+        assert region.measured_us == times[region.engine, region.plan] == min(times.values())
+        assert region.measured_us > 0.5
+    wrong = [(c.engine, p.name, p.reason) for c in exe.report.candidates for p in c.plans if p.verdict == "wrong"]
+    assert not wrong, "every plan that the tables let through is right"
+
+
+def test_several_engines_are_timed_for_a_product(tmp_path: Path) -> None:
+    report = compiled(product(), tmp_path, selection="autotune").report
+    (region,) = report.regions
+    assert {engine for engine, _ in timed(report, region)} >= {"cudnn", "cublaslt"}
+
+
+def test_a_second_compilation_times_nothing_and_gives_the_same_bits(tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = conv_block()
+    first = compiled(graph, tmp_path, selection="measure")
+    again = compiled(graph, tmp_path, selection="measure")
+    assert "timed 0 regions" in again.report.effects[0]
+    assert [(r.engine, r.plan, r.measured_us) for r in again.report.regions] == [
+        (r.engine, r.plan, r.measured_us) for r in first.report.regions
+    ]
+    inputs = drawn(graph, rng)
+    np.testing.assert_array_equal(first(inputs)["y"], again(inputs)["y"])
+
+
+def test_a_plan_that_writes_nothing_is_wrong_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle:
+        workspace_bytes = 0
+
+        def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
+            """Does nothing, quickly."""
+
+    def broken(self: NvrtcEngine, candidate: Candidate, device: Device) -> Any:
+        return Idle()
+
+    monkeypatch.setattr(NvrtcEngine, "build", broken)
+    g = gd.GraphBuilder("idle")
+    graph = g.build({"y": g.silu(g.input("x", (300, 65), gd.float16), name="silu")})
+    only = ("cudnn", "cublaslt")
+    with pytest.raises(gd.CompileError, match=r"silu.*nvrtc.*19500 are not a number"):
+        compiled(graph, tmp_path, selection="autotune", disabled_engines=only)
+    compiled(graph, tmp_path, disabled_engines=only)  # heuristics compare nothing
+
+
+@pytest.mark.parametrize("selection", ["heuristic", "autotune"])
+def test_a6_limits_hold_and_the_numbers_stay(selection: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    g = gd.GraphBuilder("a6")
+    x, w = g.input("x", (32, 64, 56, 56), gd.float16), g.input("w", (64, 64, 3, 3), gd.float16)
+    graph = g.build({"y": g.conv(x, w, padding=1, name="conv")})
+    inputs = {
+        "x": rng.standard_normal((32, 64, 56, 56)).astype(np.float16),
+        "w": (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float16),
+    }
+    results = []
+    for limit in (0, 512, 1 << 20, None):
+        exe = compiled(graph, tmp_path, selection=selection, workspace_limit=limit)
+        assert all(limit is None or r.workspace_bytes <= limit for r in exe.report.regions)
+        results.append(exe(inputs)["y"].astype(np.float64))
+        excluded = [p for c in exe.report.candidates for p in c.plans if p.verdict == "excluded"]
+        assert all(p.workspace_bytes > limit and (p.estimated_us or p.measured_us) for p in excluded)
+        assert limit is not None or not excluded
+    peak = np.abs(results[-1]).max()
+    for result in results[:-1]:
+        assert np.abs(result - results[-1]).max() <= 2e-3 * peak
+
+
+def test_memory_limit_holds(tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = norms()
+    free = compiled(graph, tmp_path)
+    assert free.report.arena_bytes
+    limit = free.report.arena_bytes
+    exe = compiled(graph, tmp_path, memory_limit=limit, selection="autotune")
+    assert exe.report.arena_bytes <= limit
+    inputs = drawn(graph, rng)
+    assert relative_error(exe(inputs)["y"], gd.evaluate(graph, inputs, gd.float64)["y"]) <= 1.6e-2
+    with pytest.raises(gd.CompileError, match=r"at least \d+ bytes; memory_limit is 1000"):
+        compiled(graph, tmp_path, memory_limit=1000)
+
+
+def test_a_budget_is_kept(tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = conv_block()
+    exe = compiled(graph, tmp_path, selection="measure", tuning_budget_s=0.2)
+    assert "tuning_budget_s=0.2 was spent" in " ".join(exe.report.effects)
+    inputs = drawn(graph, rng)
+    assert relative_error(exe(inputs)["y"], gd.evaluate(graph, inputs, gd.float64)["y"]) <= 2e-3
+
+
+def test_deterministic_mode_gives_the_same_plans_and_bits(tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = conv_block()
+    inputs = drawn(graph, rng)
+    made = [compiled(graph, tmp_path / str(i), selection="autotune", deterministic=True) for i in range(2)]
+    assert "deterministic=True fixes the choice" in made[0].report.effects[0]
+    plans = [[(r.engine, r.plan) for r in exe.report.regions] for exe in made]
+    assert plans[0] == plans[1]
+    assert all(r.deterministic for exe in made for r in exe.report.regions)
+    results = [exe(inputs)["y"] for exe in made for _ in range(3)]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+def test_plans_built_in_threads_are_those_of_one(tmp_path: Path, rng: np.random.Generator) -> None:
+    from graphdnn import compiler
+
+    graph = swiglu()
+    many = compiled(graph, tmp_path / "many")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "THREADS", 1)
+        one = compiled(graph, tmp_path / "one")
+    assert [(r.engine, r.plan) for r in many.report.regions] == [(r.engine, r.plan) for r in one.report.regions]
+    inputs = drawn(graph, rng)
+    np.testing.assert_array_equal(many(inputs)["y"], one(inputs)["y"])
+
+
+def test_what_fits_in_the_cache_is_timed_from_memory(device: CudaDevice) -> None:
+    """8 MB of a pointwise kernel would take a fraction of this from the L2; the bandwidth of copies bounds it."""
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.neg(g.input("x", (1 << 20,), gd.float32))})
+    region = Region.of(graph, graph.nodes)
+    inputs = inputs_for(region, np.random.default_rng(0))
+    bench = CudaTimer(device).bench(region, inputs)
+    assert not isinstance(bench, Decline)
+    plan = pointwise(region, device)
+    (found,) = bench.results(plan)
+    np.testing.assert_array_equal(found, -inputs[0])
+    us = bench.measure(plan, float("inf")).us
+    bench.close()
+    floor = 1e6 * 2 * region.read_bytes / device.target.bandwidth
+    assert 0.7 * floor < us < 10 * floor
+
+
+def test_a_whole_graph_takes_about_what_its_kernels_take(tmp_path: Path) -> None:
+    exe = compiled(conv_block(32, 128, 28), tmp_path, selection="measure")
+    parts = sum(r.measured_us or 0.0 for r in exe.report.regions)
+    device = CudaDevice.current()
+    whole = CudaTimer(device).whole(exe._present().schedule)
+    assert 0.4 * parts < whole < 2 * parts + 10
