@@ -189,16 +189,16 @@ def test_a_lock_names_a_plan_that_heuristics_rank_lower(tmp_path: Path) -> None:
     assert others, "the engine proposed one plan only"
     content = json.loads(lock.read_text())
     x = image((4, 32, 14, 14))
-    for name in others[:3]:
+    for name in others[:2]:
         for entry in content["regions"]:
             if entry["region"] == conv.name:
                 entry["plan"] = name
         lock.write_text(json.dumps(content))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             again = gd.compile(mixed(), target="cuda", options=UNCACHED, lock=lock)
         plan = next(r for r in again.report.regions if r.nodes == conv.nodes).plan
-        assert plan == name or any(name in str(w.message) for w in caught)
+        assert plan == name or any(f"{name} is not usable here" in line for line in again.report.effects)
         assert relative_error(again(x)["y"], made(x)["y"]) <= 2e-3
 
 
