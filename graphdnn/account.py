@@ -57,7 +57,8 @@ REFUSED: dict[Code, Verdict] = {
 FAR = 8.0
 """Multiple of the floor by bytes and operations above which an estimate is worth a remark."""
 
-NAME = re.compile(r"%(\w(?:[\w.]*\w)?)")
+NAME_ALONE = re.compile(r"\w(?:[\w.]*\w)?")
+NAME = re.compile(f"%({NAME_ALONE.pattern})")
 """A node's or value's name as sentences write it."""
 
 
@@ -135,19 +136,16 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
     chosen = {(offer.region, engine_of(offer)) for offer in made.cover.picks}
     conflicts = {(offer.region, engine_of(offer)): reason for offer, reason in made.cover.conflicts}
     candidates: list[tuple[Region, CandidateReport]] = []
-    seen: set[str] = set()
     proposed = {(p.region.key, p.region.origins) for p in made.proposals}
     whole = (r for r in made.expanded if (r.key, r.origins) not in proposed)
     for region in (*(p.region for p in made.proposals), *whole):
-        is_first = region.key not in seen
-        seen.add(region.key)
         for engine, answer in made.desk.answers(region).items():
             key = (region, engine)
             id = f"c{len(candidates)}"
             if isinstance(answer, Support):
                 entry = accepted(id, engine, region, answer, made.desk, key in chosen, conflicts.get(key))
             else:
-                own = answer if is_first else own_answer(made.desk, engine, region, answer)
+                own = own_answer(made.desk, engine, region, answer)
                 entry = refused(id, engine, region, in_user_words(made, own), made.desk)
             candidates.append((region, entry))
     return candidates
@@ -156,11 +154,16 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
 def own_answer(desk: Desk, engine: str, region: Region, shared: Decline) -> Decline:
     """A "no" that names this region's nodes.
 
-    Equal regions share one answer, which names the nodes of whichever was asked about first; so the engine is asked
-    again, unless the answer names no node because an option or a failed plan is the reason.
+    Equal regions share one answer, which names the nodes of whichever was asked about first; its names are exchanged.
+    The engine is asked again where names cannot be told from the text around them, as in the words of a fix.  An answer
+    names no node where an option or a failed plan is the reason.
     """
-    if shared.code in REFUSED:
+    before = desk.named_in_answers(region)
+    if shared.code in REFUSED or before == region.names:
         return shared
+    if shared.fix is None and all(map(NAME_ALONE.fullmatch, before)):
+        own_names = dict(zip(before, region.names, strict=True))
+        return replace(shared, reason=NAME.sub(lambda found: f"%{own_names.get(found[1], found[1])}", shared.reason))
     by_name = {e.name: e for e in desk.engines}
     own = by_name[engine].supports(region, desk.target, desk.policy)
     return shared if isinstance(own, Support) else own

@@ -68,6 +68,7 @@ class Desk:
     threads: int = 1
     limits: Limits = field(default_factory=Limits)
     _answers: dict[str, dict[str, Support | Decline]] = field(default_factory=dict)
+    _asked: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _offered: dict[tuple[str, str], Support] = field(default_factory=dict)
     _plans: dict[tuple[str, str], Chosen | Refused] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -80,7 +81,12 @@ class Desk:
         key = region.key
         if key not in self._answers:
             self._answers[key] = {e.name: self._ask(e, region) for e in self.engines}
+            self._asked[key] = region.names
         return self._answers[key]
+
+    def named_in_answers(self, region: Region) -> tuple[str, ...]:
+        """`Region.names` of the region that was asked about, whose answers this one shares."""
+        return self._asked.get(region.key, region.names)
 
     def _ask(self, engine: Engine, region: Region) -> Support | Decline:
         answer = engine.supports(region, self.target, self.policy)

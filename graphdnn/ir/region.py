@@ -72,6 +72,17 @@ class Region:
         return tuple(dict.fromkeys(o for n in self.nodes for o in n.origins))
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the values in whose memory the inputs lie, of the inputs, of the nodes and of what they make.
+
+        In regions of equal keys those at one place correspond; a later one of equal names is the closer one.
+        """
+        places = resolve(self.graph)
+        roots = (places[v][0].name for v in self.inputs)
+        made = (name for node in self.nodes for name in (node.name, *(v.name for v in node.results)))
+        return (*roots, *(v.name for v in self.inputs), *made)
+
+    @cached_property
     def read_bytes(self) -> int:
         """Bytes of the inputs that the nodes need, each once: of a gather's table the rows that it takes, of a view
         nothing where another input is the whole of it."""
