@@ -1,9 +1,9 @@
-"""Threads that build plans while others are run; results keep the order in which they were asked for."""
+"""Threads that build plans; results keep the order in which they were asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,6 +27,11 @@ class Pool:
         if errors:
             raise errors[0]
         return [f.result() for f in futures]
+
+    def settle(self, futures: Sequence[Future[T]]) -> None:
+        """Waits until no thread works on any of these."""
+        if self._executor is not None:
+            wait(futures)
 
     def close(self) -> None:
         if self._executor is not None:

@@ -28,6 +28,9 @@ from graphdnn.target import Target
 PLANS = 10
 """Plans of one engine that are timed, in its own order; the best is rarely farther down."""
 
+BATCH = 8
+"""Regions whose plans are built at once, before any of them is timed."""
+
 FLOOR = Efficiency(bandwidth=1.25, matrix=1.25, plain=1.25)
 """Faster than the ceilings that large kernels reach: nothing is ruled out that comes near them."""
 
@@ -146,14 +149,13 @@ class Tuner:
     def tune(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What was found of each job's region, in their order; those that the budget did not reach are noted so."""
         outcomes = [self._recalled(job) for job in jobs]
-        open_jobs = [job for job, known in zip(jobs, outcomes, strict=True) if known is None]
-        queues = self._started(open_jobs)
-        number = 0
-        for index, job in enumerate(jobs):
-            if outcomes[index] is None:
-                number += 1
-                show = self._shower(job.region.pattern, number, len(open_jobs))
-                outcomes[index] = self._timed(job, queues[number - 1], show)
+        fresh = [index for index, known in enumerate(outcomes) if known is None]
+        for start in range(0, len(fresh), BATCH):
+            batch = fresh[start : start + BATCH]
+            queues = self._built([jobs[index] for index in batch])
+            for number, (index, queue) in enumerate(zip(batch, queues, strict=True), start + 1):
+                show = self._shower(jobs[index].region.pattern, number, len(fresh))
+                outcomes[index] = self._timed(jobs[index], queue, show)
         return [o for o in outcomes if o is not None]
 
     def _recalled(self, job: Job) -> Outcome | None:
@@ -163,8 +165,11 @@ class Tuner:
         self.recalled += 1
         return judged(tried, {}, self._limits, remembered=True)
 
-    def _started(self, jobs: Sequence[Job]) -> list[dict[str, Queue]]:
-        """The engines' proposals for each job, their plans being built meanwhile."""
+    def _built(self, jobs: Sequence[Job]) -> list[dict[str, Queue]]:
+        """The engines' plans for each job, built.
+
+        Nothing is built while plans are timed: a library that waits for the device meanwhile would end a capture.
+        """
         pairs = [(job, engine) for job in jobs for engine, _ in job.engines]
         waiting = [self._pool.start(partial(self._proposed, engine, job.region)) for job, engine in pairs]
         queues: list[dict[str, Queue]] = [{} for _ in jobs]
@@ -174,6 +179,7 @@ class Tuner:
                 future.cancel()
                 continue
             queues[number][engine.name] = self._queue(engine, future.result())
+        self._pool.settle([f for row in queues for queue in row.values() for _, f in queue.builds])
         return queues
 
     def _proposed(self, engine: Engine, region: Region) -> Sequence[Candidate] | Decline:

@@ -162,6 +162,25 @@ def test_an_engine_whose_estimate_is_hopeless_is_not_timed(clock: Clock, with_en
     assert clock.now < 9e-3
 
 
+def test_many_threads_and_many_regions_give_the_choice_of_one(
+    clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphdnn import compiler
+    from graphdnn.engines.choose import Desk
+
+    g = gd.GraphBuilder("many")
+    outputs = {f"y{n}": g.softmax(g.input(f"x{n}", (3, n), gd.float32)) for n in range(2, 23)}
+    acts = {"a": Act(30), "b": Act(12), "c": Act(fails="build"), "d": Act(1, factor=2)}
+    reports = []
+    for threads in (1, 8):
+        monkeypatch.setattr(compiler, "Desk", lambda *args, threads=threads, **_: Desk(*args, threads=threads))
+        with_engines(Scripted("one", acts, clock))
+        clock.now = 0.0
+        reports.append(compiled(g.build(outputs)).report)
+    assert reports[0].candidates == reports[1].candidates
+    assert {r.plan for r in reports[1].regions} == {"b"}
+
+
 def test_equal_regions_are_timed_once(clock: Clock, with_engines: Any) -> None:
     engine = Scripted("one", {"a": Act(10), "b": Act(5)}, clock)
     with_engines(engine)
@@ -178,6 +197,17 @@ def test_only_so_many_plans_are_timed(clock: Clock, with_engines: Any) -> None:
     report = compiled(double()).report
     assert report.regions[0].plan == "p9"
     assert [p.reason for p in answer(report, "one").plans[10:]] == ["its engine ranks it lower; not timed"] * 4
+
+
+def test_where_all_that_were_timed_are_wrong_the_next_one_runs(clock: Clock, with_engines: Any) -> None:
+    acts = {**{f"bad{i}": Act(factor=2) for i in range(10)}, "good": Act(50)}
+    engine = Scripted("one", acts, clock)
+    with_engines(engine)
+    exe = compiled(double())
+    assert exe.report.regions[0].plan == "good"
+    assert told(exe.report, "one") == {**{f"bad{i}": "wrong" for i in range(10)}, "good": "chosen"}
+    assert len(engine.built) == 11
+    np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
 
 
 def test_an_engine_that_proposes_nothing_after_all(clock: Clock, with_engines: Any) -> None:
