@@ -232,6 +232,8 @@ class Attempt:
         self._timed = outcome.best.get(engine.name) if outcome else None
         self._ready = outcome.plans.get(engine.name) if outcome else None
         self._name = self._timed.candidate.name if self._timed else self._decided()
+        if outcome is not None:  # what was found to fail or to be wrong is not tried again
+            self._tried = [t for t in outcome.tried.get(engine.name, ()) if t.verdict in ("failed", "wrong")]
 
     def _decided(self) -> str | None:
         decision = self._desk.decided(self._region)
