@@ -68,6 +68,9 @@ class CudaTimer:
 
     def whole(self, placed: Schedule) -> float:
         """Microseconds of one run of a whole schedule, captured as one graph.  Raises ExecutionError."""
+        needed = placed.peak_bytes
+        if self._memory is not None and needed > self._memory:
+            raise ExecutionError(f"a whole run takes {needed} bytes; tuning_memory is {self._memory}")
         return ScheduleRun(self._device, placed).measure()
 
 

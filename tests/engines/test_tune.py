@@ -439,6 +439,18 @@ class TestWholeGraphs:
         assert again.report.regions == exe.report.regions
         assert clock.now == spent
 
+    def test_where_a_whole_graph_cannot_be_timed_it_stays_as_planned(
+        self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Small(HostTimer):
+            def whole(self, placed: Any) -> float:
+                raise gd.ExecutionError("a whole run takes 900 bytes; tuning_memory is 100")
+
+        monkeypatch.setattr(session, "timer_for", lambda device, memory: Small(clock))
+        with_engines(Scripted("one", {"a": Act(10)}, clock, takes=("matmul", "softmax")))
+        report = compiled(projections(), "measure", tuning_memory=100).report
+        assert "whole graphs were not timed: a whole run takes 900 bytes; tuning_memory is 100" in report.effects
+
     def test_a_variant_that_cannot_be_had_is_passed_over(self, clock: Clock, with_engines: Any) -> None:
         class Wide(Scripted):
             def candidates(self, region: Any, device: Any, policy: Any) -> Any:

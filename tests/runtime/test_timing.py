@@ -220,6 +220,8 @@ def test_a_whole_schedule_is_timed_as_one_graph(device: ClockedDevice, rng: np.r
     steps = [replace(s, plan=ClockedPlan(s.region, device, 7.0)) for s in fake_steps(graph, device, rng)]
     placed = schedule(graph, steps)
     assert CudaTimer(device).whole(placed) == pytest.approx(7.0 * len(steps))  # type: ignore[arg-type]
+    with pytest.raises(ExecutionError, match=f"takes {placed.peak_bytes} bytes; tuning_memory is 64"):
+        CudaTimer(device, 64).whole(placed)  # type: ignore[arg-type]
 
 
 class TestHost:
