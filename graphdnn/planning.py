@@ -200,7 +200,7 @@ def measured_cover(graph: Graph, proposals: Sequence[Proposal], problem: Problem
     desk = problem.desk
     assert desk.tuner is not None
     price: Price = desk.estimate
-    while not desk.tuner.budget.is_over:
+    while not desk.tuner.budget.is_over():
         cover = select(graph, problem.offers(proposals, price))
         fresh = [o.region for o in cover.picks if desk.outcome(o.region) is None]
         if not fresh and price == desk.promise:

@@ -53,14 +53,14 @@ def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer
     plans = {AS_IS: (made, placed)}
     times = memory.recall_whole(identity, engines)
     if times is None or not times.keys() <= {AS_IS, *names} or AS_IS not in times:
-        if tuner.budget.is_over:
+        if tuner.budget.is_over():
             return Fastest(made, placed)
         try:
             times = {AS_IS: timer.whole(placed)}
         except ExecutionError as error:
             return Fastest(made, placed, (f"whole graphs were not timed: {error}",))
         for name in names:
-            if tuner.budget.is_over:
+            if tuner.budget.is_over():
                 break
             try:
                 plans[name] = fitted(problem, (name,))

@@ -32,8 +32,8 @@ class Budget:
         """Seconds left, none of them negative; None without a limit."""
         return None if self.seconds is None else max(0.0, self.seconds - self.spent_s)
 
-    @property
     def is_over(self) -> bool:
+        """Whether no more may be timed."""
         return self.interrupted or self.left_s == 0
 
     @property
@@ -41,7 +41,7 @@ class Budget:
         """Why timing ended before everything was timed, in words; empty where it did not."""
         if self.interrupted:
             return f"timing was interrupted after {self.spent_s:.1f} s"
-        return f"tuning_budget_s={self.seconds:g} was spent" if self.is_over else ""
+        return f"tuning_budget_s={self.seconds:g} was spent" if self.is_over() else ""
 
     def interrupt(self, *_: int | FrameType | None) -> None:
         """Ends the timing after the plan that is being timed."""

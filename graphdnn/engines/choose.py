@@ -115,7 +115,7 @@ class Desk:
         outcome = self._outcomes.get(region.key)
         if answer.untimed_us is None or (outcome is not None and engine in outcome.best):
             return answer.estimated_us
-        will_be_timed = outcome is None and self.tuner is not None and not self.tuner.budget.is_over
+        will_be_timed = outcome is None and self.tuner is not None and not self.tuner.budget.is_over()
         return answer.estimated_us if will_be_timed else max(answer.estimated_us, answer.untimed_us)
 
     def promise(self, engine: str, region: Region) -> float:

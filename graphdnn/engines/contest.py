@@ -64,7 +64,7 @@ class Contest:
                 future.cancel()
         else:
             for candidate, future in queue.builds:
-                if self._budget.is_over:
+                if self._budget.is_over():
                     future.cancel()
                     self.is_complete = False
                     tried.append(Tried(candidate, "slower", f"not timed: {self._budget.ending}"))

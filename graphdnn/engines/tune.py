@@ -175,7 +175,7 @@ class Tuner:
         queues: list[dict[str, Queue]] = [{} for _ in jobs]
         numbers = [i for i, job in enumerate(jobs) for _ in job.engines]
         for number, (_, engine), future in zip(numbers, pairs, waiting, strict=True):
-            if self.budget.is_over:
+            if self.budget.is_over():
                 future.cancel()
                 continue
             queues[number][engine.name] = self._queue(engine, future.result())
@@ -205,7 +205,7 @@ class Tuner:
     def _timed(self, job: Job, queues: dict[str, Queue], show: Callable[[str, float], None]) -> Outcome:
         """Runs, checks and times a job's plans."""
         region = job.region
-        if self.budget.is_over:
+        if self.budget.is_over():
             for queue in queues.values():
                 queue.cancel()
             return Outcome(note=f"not timed: {self.budget.ending}")

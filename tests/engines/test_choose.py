@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.compiler import compile_for
-from graphdnn.engines import manifest
 from graphdnn.engines.choose import Chosen, Decision, Desk, Refused
 from graphdnn.engines.contract import Candidate, Device, Policy
 from graphdnn.ir.region import Region
@@ -22,16 +20,6 @@ from graphdnn.report import CompileReport
 from graphdnn.runtime.device import HostDevice
 from graphdnn.target import Target
 from tests.engines.scripted import Act, Clock, Scripted
-
-
-@pytest.fixture
-def with_engines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def put(*engines: Scripted) -> None:
-        by_name = {e.name: e for e in engines}
-        monkeypatch.setattr(manifest, "load_engine", by_name.__getitem__)
-        monkeypatch.setitem(manifest.BY_KIND, "cpu", tuple(by_name))
-
-    return put
 
 
 def chain(*ops: str, rows: int = 64) -> gd.Graph:

@@ -1,0 +1,33 @@
+"""A clock that only scripted engines move, and scripted engines in the place of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from graphdnn import session
+from graphdnn.engines import manifest
+from graphdnn.engines.budget import Budget
+from graphdnn.runtime.timing import HostTimer
+from tests.engines.scripted import Clock, Scripted
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(session, "timer_for", lambda device, memory: HostTimer(clock))
+    monkeypatch.setattr(session, "Budget", lambda seconds: Budget(seconds, clock))
+    return clock
+
+
+@pytest.fixture
+def with_engines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts engines in the place of the reference."""
+
+    def put(*engines: Scripted) -> None:
+        by_name = {e.name: e for e in engines}
+        monkeypatch.setattr(manifest, "load_engine", by_name.__getitem__)
+        monkeypatch.setitem(manifest.BY_KIND, "cpu", tuple(by_name))
+
+    return put
