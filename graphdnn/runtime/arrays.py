@@ -12,6 +12,7 @@ from graphdnn.runtime import dlpack
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.device import CudaDevice, Event
 from graphdnn.runtime.driver import LEGACY_STREAM, PER_THREAD_STREAM
+from graphdnn.runtime.pool import Lease
 
 UNORDERED = -1
 """The stream by which a DLPack consumer says that it takes care of the order itself."""
@@ -87,25 +88,6 @@ class Order:
         return self._event
 
 
-class Lease:
-    """Device memory lent to whoever holds this; it goes back to its pool afterwards.
-
-    Memory that was handed to work on another stream does not go back: its next user would not wait for that work.
-    Nobody refers to it then, and it is freed, which waits for the whole device.
-    """
-
-    __slots__ = ("__weakref__", "_pool", "memory", "travelled")
-
-    def __init__(self, memory: Memory, pool: list[Memory]) -> None:
-        self.memory = memory
-        self.travelled = False
-        self._pool = pool
-
-    def __del__(self) -> None:
-        if not self.travelled:
-            self._pool.append(self.memory)
-
-
 class DeviceArray:
     """A tensor on the device, ready behind the call that made it.
 
@@ -149,6 +131,10 @@ class DeviceArray:
             device.download(host.ctypes.data, self._address, type.span_bytes, device.stream)
             device.synchronize()
         return host
+
+    def viewed(self, type: TensorType) -> DeviceArray:
+        """The same memory from its first element on, seen as another type."""
+        return DeviceArray(type, self._memory, self._order, self._device)
 
     def go(self, stream: int) -> None:
         """Makes a stream wait for this array, and remembers that it is used there."""

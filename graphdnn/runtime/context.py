@@ -10,21 +10,19 @@ from typing import Any
 from graphdnn.engines.contract import DevicePlan
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.types import TensorType
-from graphdnn.runtime.arrays import DeviceArray, Lease, Order, empty
+from graphdnn.runtime.arrays import DeviceArray, Order, empty
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.driver import LEGACY_STREAM, ContextLostError, stream_handle
 from graphdnn.runtime.glance import Glance
 from graphdnn.runtime.loaded import LoadedGraph, laid_out
+from graphdnn.runtime.pool import Pool
 from graphdnn.runtime.reading import Source, read_checked, read_inputs
 from graphdnn.runtime.schedule import Place
 from graphdnn.runtime.transfer import Command, Inlet, Outlet, reads_in_place
 
 GRAPHS_KEPT = 16
 """Captured graphs and addresses seen that one context remembers for plain calls."""
-
-SPARES_KEPT = 4
-"""Free blocks that a context keeps for each output."""
 
 
 class DeviceContext:
@@ -38,7 +36,7 @@ class DeviceContext:
         self._arena: Memory | None = None
         self._inlets: dict[str, Inlet] = {}
         self._outlets: dict[str, Outlet] = {}
-        self._pools: list[tuple[str, TensorType, list[Memory]]] = [(n, t, []) for n, t in loaded.types.items()]
+        self._pools = [(n, t, Pool(self.device, t.span_bytes)) for n, t in loaded.types.items()]
         self._glances = {n: Glance(v.type, self.device.ordinal) for n, v in loaded.graph.inputs.items()}
         self._graphs: OrderedDict[tuple[int, ...], CapturedGraph | None] = OrderedDict()
         self._kept: list[object] = []
@@ -94,8 +92,8 @@ class DeviceContext:
         order, device = self.order, self.device
         results: dict[str, Any] = {}
         key = addresses
-        for name, type, spare in self._pools:
-            lease = self._lease(type, spare)
+        for name, type, pool in self._pools:
+            lease = pool.lend(handle)
             key.append(lease.memory.handle)
             results[name] = DeviceArray(type, lease, order, device)
         self._execute(tuple(key), handle)
@@ -123,15 +121,6 @@ class DeviceContext:
             inlet.prepare(source)(stream)
             addresses.append(inlet.memory.handle)
         return addresses
-
-    def _lease(self, type: TensorType, spare: list[Memory]) -> Lease:
-        """Memory for one output out of its pool."""
-        if not spare:
-            return Lease(self.device.allocate(type.span_bytes), spare)
-        memory = spare.pop()
-        if len(spare) >= SPARES_KEPT:
-            del spare[SPARES_KEPT:]
-        return Lease(memory, spare)
 
     def _execute(self, addresses: tuple[int, ...], stream: int) -> None:
         """Runs the steps on addresses of inputs and outputs: one by one the first time, as one captured graph from the
@@ -205,7 +194,7 @@ class DeviceContext:
 
     def _fetch(self, addresses: list[int], stream: int, owner: object | None) -> dict[str, Any]:
         """Runs the plans, and copies each output to a fresh host array while the next is on its way."""
-        leases = [(name, self._lease(type, spare)) for name, type, spare in self._pools]
+        leases = [(name, pool.lend(stream)) for name, _, pool in self._pools]
         self._execute((*addresses, *(lease.memory.handle for _, lease in leases)), stream)
         outlets = {name: self.outlet(name) for name in self.loaded.types}
         for name, lease in leases:

@@ -120,7 +120,7 @@ def cut(array: Any, shape: tuple[int, ...]) -> Any:
     if not isinstance(array, DeviceArray):
         return array[corner_of(shape)]
     type = TensorType(shape, array.dtype, array.strides)
-    return DeviceArray(type, array._memory, array._order, array._device)
+    return array.viewed(type)
 
 
 def corner_of(shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -21,9 +21,6 @@ from graphdnn.executable import Executable
 from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType, int32
-from graphdnn.runtime.arrays import DeviceArray, Order
-from graphdnn.runtime.device import CudaDevice
-from graphdnn.runtime.driver import stream_handle
 from graphdnn.specialize.buckets import cut, is_whole, lies_on_host, padded
 from graphdnn.target import Target
 
@@ -107,7 +104,6 @@ class Route:
         }
         self._padding: dict[tuple[str, ...], Executable] = {}
         self._fills_there: dict[str, Any] = {}
-        self._last: tuple[Order, CudaDevice] | None = None
         self._lock = threading.Lock()
 
     def run(self, executable: Executable, inputs: Mapping[str, Any], stream: object) -> dict[str, Any]:
@@ -127,15 +123,7 @@ class Route:
     def _run_there(
         self, executable: Executable, fed: dict[str, Any], there: tuple[str, ...], stream: object
     ) -> dict[str, Any]:
-        """A call with arrays on the device.
-
-        Memory of an input lengthened there is free for the next call as soon as this one returns; on another stream
-        that has to wait for what reads it here, the work up to `_last`.
-        """
-        if self._last is not None:
-            order, device = self._last
-            with device:
-                order.enter(stream_handle(stream))
+        """A call with arrays on the device."""
         if self._fills and not self._fills_there:
             # An array on the host would have every call wait for the one before.
             self._fills_there = self._place.compile(self._length_graph(there[0]))(
@@ -147,10 +135,7 @@ class Route:
             if grown not in self._padding:
                 self._padding[grown] = self._place.compile(self._pad_graph(grown))
             fed.update(self._padding[grown]({name: fed[name] for name in grown}, stream=stream))
-        outputs = executable(fed, stream=stream)
-        result: DeviceArray = next(iter(outputs.values()))
-        self._last = (result._order, result._device)
-        return outputs
+        return executable(fed, stream=stream)
 
     def _cut(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """The caller's outputs of the build's: their leading corners, in the same memory."""

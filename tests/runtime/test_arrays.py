@@ -21,9 +21,10 @@ from graphdnn.ir.types import (
     int64,
 )
 from graphdnn.runtime import dlpack
-from graphdnn.runtime.arrays import DeviceArray, Lease, Order, empty
+from graphdnn.runtime.arrays import DeviceArray, Order, empty
 from graphdnn.runtime.buffers import Memory, host_view
 from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
+from graphdnn.runtime.pool import Lease
 from graphdnn.runtime.reading import Source, read, read_checked
 from tests.runtime.fake import POISON, FakeDevice, Foreign
 

@@ -1,0 +1,72 @@
+"""Memory that is lent again and again: to whom, and on which stream it may be used next.
+
+Memory goes back to the pool of the stream that it was used on, as in every stream-ordered allocator: what its last
+holder still has to do there comes before whatever its next holder does.  Nothing else would do, since no event of ours
+stands behind work that other libraries put on the stream.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from graphdnn.runtime.buffers import Memory
+from graphdnn.runtime.device import CudaDevice
+from graphdnn.runtime.driver import PER_THREAD_STREAM
+
+STREAMS_KEPT = 8
+"""Streams whose free blocks a pool keeps; the least recently used go first."""
+
+SPARES_KEPT = 4
+"""Free blocks that a pool keeps for each stream."""
+
+
+class Lease:
+    """Device memory lent to whoever holds this; it goes back to its pool afterwards.
+
+    Memory that was handed to work on another stream does not go back: its next user would not wait for that work.
+    Nobody refers to it then, and it is freed, which waits for the whole device.
+    """
+
+    __slots__ = ("__weakref__", "_spare", "memory", "travelled")
+
+    def __init__(self, memory: Memory, spare: list[Memory]) -> None:
+        self.memory = memory
+        self.travelled = False
+        self._spare = spare
+
+    def __del__(self) -> None:
+        if not self.travelled:
+            self._spare.append(self.memory)
+
+
+class Pool:
+    """Blocks of `nbytes`.  One thread at a time lends; blocks come back from any."""
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        self._device = device
+        self._nbytes = nbytes
+        self._spare: OrderedDict[int, list[Memory]] = OrderedDict()
+
+    def lend(self, stream: int) -> Lease:
+        """A block for work on a stream.  Raises ExecutionError when there is no memory."""
+        spare = self._spare.get(stream)
+        if spare is None:
+            spare = self._opened(stream)
+        if not spare:
+            return Lease(self._device.allocate(self._nbytes), spare)
+        memory = spare.pop()
+        if len(spare) >= SPARES_KEPT:
+            del spare[SPARES_KEPT:]
+        return Lease(memory, spare)
+
+    def _opened(self, stream: int) -> list[Memory]:
+        """The free blocks of a stream that was not used lately: none yet."""
+        if stream == PER_THREAD_STREAM:
+            return []  # the same handle is another stream in another thread
+        while len(self._spare) >= STREAMS_KEPT:
+            self._spare.popitem(last=False)
+        return self._spare.setdefault(stream, [])
+
+    def free(self) -> list[Memory]:
+        """The blocks that nobody holds."""
+        return [memory for spare in self._spare.values() for memory in spare]
