@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from graphdnn.account import Decisions, account, engine_of
@@ -12,7 +14,7 @@ from graphdnn.engines.choose import Chosen, Desk, nothing
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Support
 from graphdnn.engines.manifest import MANIFEST, engines_for
 from graphdnn.errors import CompileError
-from graphdnn.executable import Decided, Executable, Pick
+from graphdnn.executable import Decided, Executable, Once, Pick
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
@@ -72,7 +74,8 @@ def compile_locked(
     except CompileError as error:
         lock.give_up(f"with its regions the rest could not be compiled ({error}), so that nothing of it is taken")
         made = compile_for(graph, machine, device, options)
-    made.report = made.report.model_copy(update={"effects": (*made.report.effects, *lock.effects(made.decided.picks))})
+    effects = lock.effects(made.decided.picks)
+    made = made.with_report(lambda report: report.model_copy(update={"effects": (*report.effects, *effects)}))
     if lock.messages:
         more = f"; exe.report.effects has {len(lock.messages) - 1} more" if lock.messages[1:] else ""
         warnings.warn(lock.messages[0] + more, RuntimeWarning, stacklevel=3)
@@ -96,6 +99,8 @@ def compile_for(
     problem = Problem(graph, desk, device, options, fixed)
     session = None
     with ExitStack() as stack:
+        if options.selection == "heuristic":
+            stack.enter_context(uncollected())
         if device is not None:
             desk.prober = stack.enter_context(ChildProber(MANIFEST, device, desk.policy, environment(machine)))
         if device is not None and options.selection != "heuristic" and not options.deterministic:
@@ -122,9 +127,24 @@ def compile_for(
     )
     engines = {offer.region: engine_of(offer) for offer in made.cover.picks}
     picks = tuple(Pick(step.region, engines[step.region], made.plans.get(step.region)) for step in placed.steps)
-    return Executable(
-        graph, account(decisions), program, Decided(made.prepared, picks, machine, options, made.left_out)
-    )
+    decided = Decided(made.prepared, picks, machine, options, made.left_out)
+    return Executable(graph, Once(lambda: account(decisions)), program, decided)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A while without collections of cyclic garbage.
+
+    Planning makes a hundred thousand objects that stay and next to no cycles; each full collection on the way walks all
+    that the process holds, which is seconds beside a large framework.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Device | None]:

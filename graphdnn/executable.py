@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from graphdnn.config import CompileOptions
@@ -39,14 +40,43 @@ class Decided:
     left_out: tuple[str, ...] = ()
 
 
+class Once:
+    """A report that is written when first asked for, by whichever thread: many are never read."""
+
+    def __init__(self, write: Callable[[], CompileReport]) -> None:
+        self._write: Callable[[], CompileReport] | None = write
+        self._written: CompileReport | None = None
+        self._lock = Lock()
+
+    def __call__(self) -> CompileReport:
+        with self._lock:
+            if self._written is None:
+                assert self._write is not None
+                self._written, self._write = self._write(), None
+            return self._written
+
+    def changed(self, change: Callable[[CompileReport], CompileReport]) -> Once:
+        """The report as `change` makes it of this one."""
+        return Once(lambda: change(self()))
+
+
 class Executable:
     """A compiled graph.  Call it with arrays by input name; `explain()` and `report` say what was decided and why."""
 
-    def __init__(self, graph: Graph, report: CompileReport, program: Program | None, decided: Decided) -> None:
+    def __init__(self, graph: Graph, report: Once, program: Program | None, decided: Decided) -> None:
         self.graph = graph
-        self.report = report
+        self._report = report
         self._program = program
         self.decided = decided
+
+    @property
+    def report(self) -> CompileReport:
+        """What was decided and why, as data; written when first asked for."""
+        return self._report()
+
+    def with_report(self, change: Callable[[CompileReport], CompileReport]) -> Executable:
+        """The same executable, with its report as `change` makes it."""
+        return Executable(self.graph, self._report.changed(change), self._program, self.decided)
 
     def __call__(self, inputs: Mapping[str, Any], *, stream: object = None) -> dict[str, Any]:
         """Outputs by name, on `stream` (an int or an object with `__cuda_stream__`; the legacy default stream if None).
@@ -64,7 +94,7 @@ class Executable:
 
     def context(self) -> Executable:
         """The same plans with scratch memory and states of their own, for another thread or stream."""
-        return Executable(self.graph, self.report, self._present().context(), self.decided)
+        return Executable(self.graph, self._report, self._present().context(), self.decided)
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -98,7 +128,7 @@ class Executable:
     def _present(self) -> Program:
         if self._program is None:
             raise ExecutionError(
-                f"graph {self.graph.name} was planned for {self.report.target}, which is not here; "
+                f"graph {self.graph.name} was planned for {self.decided.target}, which is not here; "
                 'compile it with target="auto" to run it on this machine'
             )
         return self._program

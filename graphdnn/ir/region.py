@@ -92,6 +92,9 @@ class Region:
                 if value in needed:
                     read = node.op.bytes_read(index, node.operand_types, node.result_types)
                     needed[value] = max(needed[value], read)
+        places = resolve(self.graph)
+        if len({places[v][0] for v in needed}) == len(needed):
+            return sum(needed.values())
         whole: list[Value] = []
         for value in sorted(needed, key=lambda v: v.type.nbytes, reverse=True):
             if any(is_part_of(self.graph, value, w) for w in whole):

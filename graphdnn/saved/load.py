@@ -21,7 +21,7 @@ from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.engines.manifest import engines_for
 from graphdnn.engines.trial import as_built, trial
 from graphdnn.errors import CompileError, SavedFileError
-from graphdnn.executable import Decided, Executable, Pick
+from graphdnn.executable import Decided, Executable, Once, Pick
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
@@ -166,7 +166,8 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
         raise SavedFileError(f"{file.who}: its states need more memory than there is") from None
     picks = tuple(Pick(s.region, chosen[s.region].engine, chosen[s.region]) for s in placed.steps)
     decided = Decided(file.prepared, picks, machine, options, tuple(file.manifest.left_out))
-    return Executable(file.graph, file.report, program, decided)
+    report = file.report  # and not the file, which holds all of its sections
+    return Executable(file.graph, Once(lambda: report), program, decided)
 
 
 def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Protocol
 
 Ints = tuple[int, ...]
+
+KNOWN = 4096
+"""Tensors that are remembered: the same few stand in hundreds of regions that are asked about."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,14 @@ def channels_last_order(rank: int) -> Ints:
     return (0, *range(2, rank), 1)
 
 
+@lru_cache(KNOWN)
 def is_channels_last(shape: Ints, strides: Ints) -> bool:
     """Whether (N, C, *spatial) lies in memory as N, *spatial, C with neighbouring channels side by side."""
     return follows(shape, strides, channels_last_order(len(shape))) and (shape[1] == 1 or strides[1] == 1)
 
 
-def described(dims: Ints, strides: Ints, orders: Sequence[Ints]) -> Description:
+@lru_cache(KNOWN)
+def described(dims: Ints, strides: Ints, orders: tuple[Ints, ...]) -> Description:
     """Spelled in the first of `orders` that the memory follows; by falling stride where it follows none."""
     fitting = (o for o in orders if follows(dims, strides, o))
     order = next(fitting, tuple(sorted(range(len(dims)), key=lambda a: (-strides[a], a))))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy
-from graphdnn.engines.cudnn.frames import Ints, is_channels_last
+from graphdnn.engines.cudnn.frames import KNOWN, Ints, is_channels_last
 from graphdnn.engines.cudnn.rules.pointwise import BRANCHING, TWO_SIDED
 from graphdnn.engines.cudnn.tables import IEEE
 from graphdnn.ir.graph import Node
@@ -33,6 +34,7 @@ MOST_FEATURES = 256
 """Features of a head of attention: a multiple of the one, at most the other."""
 
 
+@lru_cache(KNOWN)
 def broadcast_of(shape: Ints, full: Ints) -> str:
     """What a pointwise operand is against a result (N, C, spatial), or against one whose last axis is the channels."""
     kept = tuple(n == m for n, m in zip(shape, full, strict=True))
