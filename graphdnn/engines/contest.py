@@ -11,8 +11,7 @@ from graphdnn.answer import Decline
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.check import Finding, Referee
 from graphdnn.engines.contract import Bench, Candidate, Support
-from graphdnn.engines.trial import Built, Tried
-from graphdnn.errors import ExecutionError
+from graphdnn.engines.trial import RUN_ERRORS, Built, Tried
 
 HOPELESS = 20.0
 """An engine whose estimate is this multiple of the best time so far is not timed."""
@@ -83,7 +82,7 @@ class Contest:
         try:
             finding = self._computed(one)
             timing = self._bench.measure(one.plan, self._best_us)
-        except ExecutionError as error:
+        except RUN_ERRORS as error:
             tried.append(Tried(one.candidate, "failed", f"failed when timed: {error}"))
             return
         reason = f"dropped after its first runs, the best taking {self._best_us:.1f} us" if timing.is_dropped else ""
@@ -128,7 +127,7 @@ class Contest:
             if isinstance(one, Built):
                 try:
                     found.append(self._computed(one))
-                except ExecutionError:
+                except RUN_ERRORS:
                     continue  # it was not to be chosen anyway
         return found
 

@@ -12,6 +12,9 @@ from graphdnn.errors import ExecutionError
 
 Plan = DevicePlan | HostPlan
 
+RUN_ERRORS = (ExecutionError, RuntimeError)
+"""What a plan that cannot run raises; the second is cuDNN's frontend's."""
+
 TRYING = "graphdnn.trying"
 """Audit event before a plan is built, and again before its first run: engine, plan, pattern of the region.  Whoever
 watches a process that dies in one of them knows which."""
@@ -131,15 +134,16 @@ def trial(plan: Plan, candidate: Candidate, device: Device) -> int | Decline:
     sizes = [v.type.span_bytes for v in (*region.inputs, *region.outputs)]
     buffers = []
     try:
-        for nbytes in (*sizes, max(plan.workspace_bytes, 1)):
-            buffers.append(device.allocate(nbytes))
-        *addresses, workspace = [b.handle for b in buffers]
-        for address, nbytes in zip(addresses, sizes, strict=True):
-            device.fill(address, 0, nbytes, device.stream)
-        plan.enqueue(addresses, device.stream, workspace)
-        device.synchronize()
-        return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
-    except ExecutionError as error:
+        with device:
+            for nbytes in (*sizes, max(plan.workspace_bytes, 1)):
+                buffers.append(device.allocate(nbytes))
+            *addresses, workspace = [b.handle for b in buffers]
+            for address, nbytes in zip(addresses, sizes, strict=True):
+                device.fill(address, 0, nbytes, device.stream)
+            plan.enqueue(addresses, device.stream, workspace)
+            device.synchronize()
+            return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
+    except RUN_ERRORS as error:
         return Decline(Code.RUN, f"failed on its first run: {error}")
     finally:
         for buffer in buffers:

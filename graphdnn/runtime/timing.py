@@ -86,19 +86,24 @@ class CudaBench:
         shifts = [a if a < ALIGNMENT else 0 for a in region.alignments]
         types = [v.type for v in (*region.inputs, *region.outputs)]
         sizes = [t.span_bytes + s for t, s in zip(types, shifts + [0] * len(region.outputs), strict=True)]
+        starts = shifts + [0] * len(region.outputs)
+        small = count * sum(sizes) < 2 * device.target.l2_bytes
         self._left = None if memory is None else memory - count * sum(sizes)
         self._buffers = [[device.allocate(n) for n in sizes] for _ in range(count)]
-        starts = shifts + [0] * len(region.outputs)
         self._sets = [[b.handle + s for b, s in zip(row, starts, strict=True)] for row in self._buffers]
-        for address, array, value in zip(self._sets[0], inputs, region.inputs, strict=False):
-            ordered = in_memory_order(array, value.type)
-            device.write(address, ordered.ctypes.data, value.type.span_bytes)
-        for row in self._sets[1:]:
-            for target, source, value in zip(row, self._sets[0], region.inputs, strict=False):
-                device.copy(target, source, value.type.span_bytes, device.stream)
-        small = count * sum(sizes) < 2 * device.target.l2_bytes
         self._flush = device.allocate(device.target.l2_bytes) if small else None
         self._workspace = device.allocate(1)
+        with device:
+            self._fill(inputs, [v.type for v in region.inputs])
+
+    def _fill(self, inputs: Sequence[Array], types: Sequence[TensorType]) -> None:
+        """Puts the inputs into the first set, and copies of them into the others."""
+        device, (first, *others) = self._device, self._sets
+        for number, (address, array, type) in enumerate(zip(first, inputs, types, strict=False)):
+            ordered = in_memory_order(array, type)
+            device.write(address, ordered.ctypes.data, type.span_bytes)
+            for row in others:
+                device.copy(row[number], address, type.span_bytes, device.stream)
         device.synchronize()
 
     def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
@@ -179,11 +184,13 @@ class ScheduleRun:
             "output": {n: device.allocate(t.span_bytes) for n, t in types.items()},
             "arena": {"": device.allocate(placed.arena_bytes)},
         }
-        device.fill(self._spaces["arena"][""].handle, 0, max(placed.arena_bytes, 1), device.stream)
+        with device:
+            device.fill(self._spaces["arena"][""].handle, 0, max(placed.arena_bytes, 1), device.stream)
 
     def _memory(self, type: TensorType) -> Any:
         memory = self._device.allocate(type.span_bytes)
-        self._device.fill(memory.handle, 0, max(type.span_bytes, 1), self._device.stream)
+        with self._device as device:
+            device.fill(memory.handle, 0, max(type.span_bytes, 1), device.stream)
         if type.dtype.is_float:
             drawn = np.random.default_rng(0).standard_normal(min(type.extent, 1_000_003), np.float32)
             array = np.resize(drawn.astype(type.dtype.numpy), type.extent)

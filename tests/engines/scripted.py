@@ -32,7 +32,7 @@ class Act:
 
     us: float = 10.0
     factor: float = 1.0
-    fails: str = ""  # "build", "run", "later" (at its third run)
+    fails: str = ""  # "build", "run", "library" (an error of its own), "later" (at its third run)
     workspace: int = 0
     deterministic: bool = True
     noise: float = 0.0
@@ -54,6 +54,8 @@ class ScriptedPlan:
         self.runs += 1
         if self.act.fails == "run" or (self.act.fails == "later" and self.runs > 2):
             raise ExecutionError("the device reports an illegal memory access")
+        if self.act.fails == "library":
+            raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
         self.clock.now += 1e-6 * (self.act.times(self.region) if self.act.times else self.act.us)
         scale = self.act.factor + self.act.noise * self.runs
         return [np.asarray(a * scale).astype(a.dtype) for a in ReferencePlan(self.region).run(inputs)]

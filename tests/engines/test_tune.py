@@ -60,6 +60,7 @@ def test_a4_whole(clock: Clock, with_engines: Any) -> None:
         "p3": Act(40),
         "p4": Act(10),
         "p5": Act(11, fails="later"),
+        "p6": Act(2, fails="library"),
     }
     with_engines(Scripted("one", acts, clock))
     exe = compiled(double())
@@ -71,12 +72,14 @@ def test_a4_whole(clock: Clock, with_engines: Any) -> None:
         "p3": "slower",
         "p4": "chosen",
         "p5": "failed",
+        "p6": "failed",
     }
     reasons = {p.name: p.reason for p in answer(exe.report, "one").plans}
     assert "300 registers" in reasons["p0"]
     assert "illegal memory access" in reasons["p1"]
+    assert "CUDNN_STATUS_EXECUTION_FAILED" in reasons["p6"]
     assert "15 of 15 elements are off, by up to 0.5 of the peak" in reasons["p2"]
-    assert "1 plan gave wrong numbers and 3 failed; none was chosen" in exe.explain()
+    assert "1 plan gave wrong numbers and 4 failed; none was chosen" in exe.explain()
     np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
 
 
