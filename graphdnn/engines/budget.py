@@ -49,8 +49,10 @@ class Budget:
         self._restore()
 
     def __enter__(self) -> Budget:
-        # Handlers belong to the main thread; in others a Ctrl-C never arrives.
-        if threading.current_thread() is threading.main_thread():
+        # Handlers belong to the main thread, in others a Ctrl-C never arrives; one that Python did not set it cannot
+        # put back.
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is not None:
             self._previous = signal.signal(signal.SIGINT, self.interrupt)
         return self
 

@@ -14,6 +14,10 @@ from graphdnn.engines.tune import Job, Outcome, Tuner, floor_us
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
+TRUST = 8.0
+"""How far below its estimate a plan may come: what would not win even so is not timed.  Estimates of classes of kernels
+that were measured are within a factor of two."""
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -120,13 +124,13 @@ class Desk:
 
     def promise(self, engine: str, region: Region) -> float:
         """Microseconds that an engine that takes the region needs: measured; where it could not be measured, estimated;
-        and where nobody tried yet, a bound by bytes and operations that no plan undercuts."""
+        and where nobody tried yet, a bound that no plan undercuts, by bytes and operations and by the estimate."""
         measured = self.measured(engine, region)
         if measured is not None:
             return measured
         if region.key in self._outcomes:
             return self.estimate(engine, region)
-        return floor_us(region, self.target, self.policy.precision)
+        return max(floor_us(region, self.target, self.policy.precision), self.estimate(engine, region) / TRUST)
 
     def measured(self, engine: str, region: Region) -> float | None:
         """What the engine's best right plan took."""

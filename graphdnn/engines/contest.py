@@ -48,6 +48,7 @@ class Contest:
         self._witnesses: list[tuple[Candidate, Future[Built | Tried]]] = []
         self._refused: dict[str, Decline] = {}
         self.is_complete = True
+        self.is_compared = True
 
     def run(self, queue: Queue, engine: str, support: Support, show: Callable[[str, float], None]) -> None:
         """Times one engine's plans, in its order."""
@@ -100,8 +101,9 @@ class Contest:
 
     def finish(self) -> tuple[dict[str, tuple[Tried, ...]], dict[str, Built], dict[str, Decline]]:
         """What became of every plan, the fastest right one of each engine, and the engines that refused."""
-        findings = [f for _, _, f in self._right]
-        wrong = self._referee.judge([*findings, *self._testimony()])
+        findings = [f for _, _, f in self._right] + self._testimony()
+        wrong = self._referee.judge(findings)
+        self.is_compared = not self._referee.needs_voices or len({f.voice for f in findings}) != 1
         fastest: dict[str, tuple[float, Built]] = {}
         verdicts: dict[int, Tried] = {}
         for (one, entry, _), reason in zip(self._right, wrong, strict=False):

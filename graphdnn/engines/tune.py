@@ -228,6 +228,8 @@ class Tuner:
             bench.close()
         outcome = judged(tried, plans, self._limits)
         outcome.refused.update(refused)
+        if not contest.is_compared:
+            outcome.note = "numbers were not compared: too large for the definition, and one engine alone takes it"
         if contest.is_complete:
             self._memory.keep(region, {e.name: outcome.tried.get(e.name, ()) for e, _ in job.engines})
         else:

@@ -11,6 +11,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.answer import Code, Decline
+from graphdnn.engines import check
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
 from tests.engines.compiled import answer, compiled, double, told
@@ -156,6 +157,36 @@ def test_only_so_many_plans_are_timed(clock: Clock, with_engines: Any) -> None:
     report = compiled(double()).report
     assert report.regions[0].plan == "p9"
     assert [p.reason for p in answer(report, "one").plans[10:]] == ["its engine ranks it lower; not timed"] * 4
+
+
+class TestLarge:
+    """Every region counts as too large for its definition."""
+
+    @pytest.fixture(autouse=True)
+    def everything_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(check, "SMALL_FLOPS", 0)
+
+    def test_a_plan_that_disagrees_with_other_engines_is_wrong(self, clock: Clock, with_engines: Any) -> None:
+        engines = [Scripted(f"right{i}", {"a": Act(10 + i)}, clock) for i in range(2)]
+        with_engines(Scripted("liar", {"eng1_k2=1": Act(1, factor=2), "eng1_k2=2": Act(1, factor=2)}, clock), *engines)
+        report = compiled(double()).report
+        assert report.regions[0].engine == "right0"
+        assert set(told(report, "liar").values()) == {"wrong"}
+        assert not report.regions[0].notes
+
+    def test_what_was_not_timed_for_being_slow_still_bears_witness(
+        self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = Scripted("plain", {"p": Act(9000)}, clock, estimated_us=9000)
+        with_engines(Scripted("liar", {"a": Act(1, factor=2)}, clock), plain)
+        report = compiled(double()).report
+        assert report.regions[0].engine == "plain"
+        assert told(report, "liar") == {"a": "wrong"}
+
+    def test_a_voice_that_is_alone_is_noted(self, clock: Clock, with_engines: Any) -> None:
+        with_engines(Scripted("one", {"a": Act(1)}, clock))
+        (note,) = compiled(double()).report.regions[0].notes
+        assert "numbers were not compared" in note
 
 
 def test_where_all_that_were_timed_are_wrong_the_next_one_runs(clock: Clock, with_engines: Any) -> None:
