@@ -44,6 +44,7 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self.tuner.__exit__(*error)
+        self._problem.desk.let_go()
         if self._watcher is not None:
             self._watcher.close()
 

@@ -193,6 +193,11 @@ class Desk:
                 outcome.allow(self.limits)
             self._answers[job.region.key].update(outcome.refused)
 
+    def let_go(self) -> None:
+        """Drops plans that were built to be timed and not chosen; what was found of them stays."""
+        for outcome in self._outcomes.values():
+            outcome.plans.clear()
+
     def _takers(self, region: Region) -> tuple[tuple[Engine, Support], ...]:
         """Engines that take a region, the cheapest by estimate first."""
         answers = self.answers(region)

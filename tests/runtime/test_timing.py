@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,58 +20,8 @@ from graphdnn.passes.layout import assign_layouts
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.runtime.timing import MOST_SETS, CudaTimer, HostTimer, clocked, timer_for
-from tests.runtime.fake import FakeDevice, FakeEvent, FakePlan, fake_steps, laid_out
-
-L2 = 1 << 16
-
-
-@dataclass
-class TimedEvent(FakeEvent):
-    at: float = math.nan
-
-
-class ClockedDevice(FakeDevice):
-    """A fake device on which runs of plans take time, and events tell it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.target = replace(self.target, l2_bytes=L2)
-        self.now = 0.0
-        self.fills = 0
-
-    def event(self, timing: bool = False) -> TimedEvent:
-        return TimedEvent()
-
-    def record(self, event: FakeEvent, stream: int) -> None:
-        assert isinstance(event, TimedEvent)
-
-        def note() -> None:
-            event.at = self.now
-
-        self.enqueue(stream, note)
-        super().record(event, stream)
-
-    def elapsed_us(self, start: TimedEvent, end: TimedEvent) -> float:
-        return end.at - start.at
-
-    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
-        self.fills += 1
-        super().fill(target, byte, nbytes, stream)
-
-
-class ClockedPlan(FakePlan):
-    """Takes `times` microseconds in turn, the last one again and again, and remembers where it worked."""
-
-    def __init__(self, region: Region, device: ClockedDevice, *times: float, workspace_bytes: int = 0) -> None:
-        super().__init__(region, device, workspace_bytes)
-        self.times = list(times)
-        self.seen: list[tuple[int, ...]] = []
-        self.clock = device
-
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], workspace: int) -> None:
-        super()._run(inputs, outputs, workspace)
-        self.seen.append((*inputs, *outputs))
-        self.clock.now += self.times.pop(0) if len(self.times) > 1 else self.times[0]
+from tests.runtime.clocked import L2, ClockedDevice, ClockedPlan
+from tests.runtime.fake import fake_steps, laid_out
 
 
 def region(rows: int = 8) -> Region:
