@@ -9,7 +9,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.engines.contract import Policy
-from graphdnn.engines.nvrtc import conv, depthwise, matmul
+from graphdnn.engines.nvrtc import conv, depthwise, tiled
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
 from graphdnn.engines.nvrtc.launch import NvrtcPlan
 from graphdnn.engines.nvrtc.recipe import Anchored
@@ -96,7 +96,7 @@ def named(thing: Any) -> str:
 def test_matmul_in_every_tiling_and_type(
     device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DType
 ) -> None:
-    monkeypatch.setattr(matmul, "best_tiling", lambda *_: tiling)
+    monkeypatch.setattr(tiled, "best_tiling", lambda *_: tiling)
     tail = bias_gelu_residual if dtype.is_float else nothing
     for a, b in (((132, 64), (64, 136)), ((33, 65), (65, 47))):
         check_product(device, product(a, b, dtype, tail), rng)
@@ -107,7 +107,7 @@ def test_matmul_in_every_tiling_and_type(
 def test_matmul_with_transposed_operands(
     device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, shift: int
 ) -> None:
-    monkeypatch.setattr(matmul, "best_tiling", lambda *_: tiling)
+    monkeypatch.setattr(tiled, "best_tiling", lambda *_: tiling)
     for strides in (((1, 132), None), (None, (1, 64)), ((1, 132), (1, 64))):
         dtype = gd.float16 if tiling.matrix else gd.float32
         region = product((132, 64), (64, 136), dtype, scaled_rows, strides=strides)
@@ -214,7 +214,7 @@ def swapped_filters(shape: Shape) -> Shape:
 def test_conv_in_every_tiling(
     device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, layouts: tuple[Layout, Layout, Layout]
 ) -> None:
-    monkeypatch.setattr(conv, "best_tiling", lambda *_: tiling)
+    monkeypatch.setattr(tiled, "best_tiling", lambda *_: tiling)
     cases: list[tuple[Shape, Shape, Tail, dict[str, Any]]] = [
         ((2, 8, 9, 11), (12, 8, 3, 3), bias_gelu_residual, {"padding": 1}),
         ((2, 5, 9, 11), (12, 5, 3, 3), residual_per_image, {"padding": ((1, 2), (0, 1)), "stride": (2, 1)}),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.engines.nvrtc import transposed
+from graphdnn.engines.nvrtc import tiled
 from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
@@ -65,7 +65,7 @@ CASES: list[tuple[Shape, Shape, dict[str, Any]]] = [
 def test_every_tiling(
     device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, layouts: Layouts
 ) -> None:
-    monkeypatch.setattr(transposed, "best_tiling", lambda *_: tiling)
+    monkeypatch.setattr(tiled, "best_tiling", lambda *_: tiling)
     for x, w, attributes in CASES:
         check(device, transposing(x, w, gd.float16, layouts, **attributes), rng)
 

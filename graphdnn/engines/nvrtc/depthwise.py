@@ -10,12 +10,13 @@ from functools import partial
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
-from graphdnn.engines.nvrtc.conv import conv_op, declared, window_constants
+from graphdnn.engines.nvrtc.conv import conv_op, window_constants
 from graphdnn.engines.nvrtc.emit import prelude, storage, template
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, buffers, parameters
 from graphdnn.engines.nvrtc.tiling import accumulator
+from graphdnn.engines.nvrtc.window import declared
 from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
@@ -232,8 +233,8 @@ def source(region: Region, parts: Anchored, strips: Strips) -> str:
             f"typedef {storage(x.type.dtype)} TA;\ntypedef {storage(w.type.dtype)} TB;",
             cut_constants(parts, strips),
             *window_constants(parts),
-            declared("X_", (x_n, x_h, x_w), "NHW").replace("int", "Index", 1),
-            declared("W_", (w_c, w_h, w_w), "CHW").replace("int", "Index", 1),
+            declared("X_", (x_n, x_h, x_w), "NHW", "Index"),
+            declared("W_", (w_c, w_h, w_w), "CHW", "Index"),
             f"constexpr bool VECTORS = {str(vectors).lower()}, FILTER_DENSE = {str(w_c != 1).lower()};",
             template("depthwise.cu"),
             f'extern "C" __global__ void __launch_bounds__({strips.threads}) depthwise({parameters(region)}) {{',

@@ -78,6 +78,11 @@ class Recipe:
     in_place: Pairs = ()
 
 
+RAMP_US = 0.8
+"""From a kernel's launch until memory is busy, and from the last bytes to the end: what small kernels take (a mean over
+49 places, a layout conversion) beyond their bytes at the pace of large ones."""
+
+
 def only_one(region: Region, target: Target) -> tuple[Recipe, ...]:
     """No further recipes."""
     return ()

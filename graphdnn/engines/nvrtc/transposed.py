@@ -6,31 +6,17 @@ product of its own, so that no tap is multiplied that does not count; a phase th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import gcd, prod
 
-from graphdnn.answer import Decline
-from graphdnn.engines.nvrtc.conv import declared, three
-from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
-from graphdnn.engines.nvrtc.indexing import LARGEST_INT
-from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, buffers, parameters
-from graphdnn.engines.nvrtc.tiling import (
-    Fetching,
-    Product,
-    Tiling,
-    best_tiling,
-    constants,
-    dense_vector,
-    each_sum,
-    sum_as_result,
-    tiled_kernel,
-    tiled_us,
-)
+from graphdnn.engines.nvrtc.recipe import Anchored, buffers
+from graphdnn.engines.nvrtc.tiled import Contraction, Read, tiled_family
+from graphdnn.engines.nvrtc.tiling import Product, Tiling, dense_vector
+from graphdnn.engines.nvrtc.window import declared, operand_constants, three
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import promote
-from graphdnn.target import Target
 
 AXES = "DHW"
 
@@ -68,17 +54,6 @@ def phases(extent: int, kernel: int, stride: int, dilation: int, padding: int) -
     return Phases(first, tuple(map(len, reaching)), base, stride // common, dilation // common)
 
 
-def takes(region: Region) -> Decline | None:
-    parts = anchor_with_epilogue(region)
-    return parts if isinstance(parts, Decline) else None
-
-
-def parts_of(region: Region) -> Anchored:
-    parts = anchor_with_epilogue(region)
-    assert isinstance(parts, Anchored)
-    return parts
-
-
 def transposed_op(parts: Anchored) -> ConvTranspose:
     op = parts.anchor.op
     assert isinstance(op, ConvTranspose)
@@ -106,28 +81,6 @@ def product_of(parts: Anchored) -> Product:
     return Product((op.groups * count,), rows, channels // op.groups, max(taps, 1), promote(x.dtype, w.dtype))
 
 
-def estimate(region: Region, target: Target) -> float:
-    parts = parts_of(region)
-    product = product_of(parts)
-    tiling = best_tiling(product, target)
-    _, _, wide_x, wide_w = operand_fetches(parts, product, tiling)
-    return tiled_us(region, product, tiling, target, Fetching(TAP_INSTRUCTIONS, wide_x, wide_w))
-
-
-def generate(region: Region, target: Target) -> Recipe:
-    parts = parts_of(region)
-    product = product_of(parts)
-    tiling = best_tiling(product, target)
-    kernel = Kernel(
-        "transposed",
-        partial(source, region, parts, product, tiling),
-        all_buffers(region),
-        (product.blocks(tiling), 1, 1),
-        (tiling.threads, 1, 1),
-    )
-    return Recipe(f"transposed_{'x'.join(map(str, tiling.block))}", (kernel,))
-
-
 def table(name: str, values: tuple[int, ...]) -> str:
     return f"__constant__ const int {name}[] = {{{', '.join(map(str, values))}}};"
 
@@ -151,71 +104,66 @@ def window_constants(parts: Anchored) -> list[str]:
     return lines
 
 
-def operand_fetches(parts: Anchored, product: Product, tiling: Tiling) -> tuple[bool, bool, int, int]:
-    """Whether x and w are fetched along k (x: along its channels), and how many elements of each at once."""
+def operand_reads(parts: Anchored, product: Product, tiling: Tiling) -> tuple[Read, Read]:
+    """How x (along k where its channels are innermost) and w are fetched."""
     x, w = parts.anchor.operand_types
     channels = x.shape[1] // transposed_op(parts).groups
     inner = x.layout[1] == 1 and channels > 1
     share, most = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)], tiling.most_fetched
     x_others = (x.layout[0], *x.layout[2:], channels)
-    wide_x = dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], most) if inner else 1
+    of_x = Read(inner, dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], most) if inner else 1)
     if inner and w.layout[0] == 1:
-        return (
-            inner,
-            True,
-            wide_x,
-            dense_vector(1, (*w.layout[1:], channels), channels, w.dtype.itemsize, share[1], most),
-        )
+        w_others = (*w.layout[1:], channels)
+        return of_x, Read(True, dense_vector(1, w_others, channels, w.dtype.itemsize, share[1], most))
     w_others = (w.layout[0], *w.layout[2:])
-    return inner, False, wide_x, dense_vector(w.layout[1], w_others, product.n, w.dtype.itemsize, share[1], most)
+    return of_x, Read(False, dense_vector(w.layout[1], w_others, product.n, w.dtype.itemsize, share[1], most))
 
 
-def operand_constants(parts: Anchored, product: Product, tiling: Tiling) -> list[str]:
-    """Strides of both operands and how their tiles are fetched, as C++ constants."""
-    x, w = parts.anchor.operand_types
-    channels = x.shape[1] // transposed_op(parts).groups
-    inner, along_k, wide_x, wide_w = operand_fetches(parts, product, tiling)
-    flags = {"CHANNELS_INNER": inner, "A_ALONG_K": inner, "B_ALONG_K": along_k}
-    return [
-        f"constexpr int CG = {channels}, VA = {wide_x}, VB = {wide_w};",
-        *(f"constexpr bool {name} = {str(flag).lower()};" for name, flag in flags.items()),
-        declared("X_", (*x.layout[:2], *three(x.layout[2:], 0)), "NCDHW").replace("int", "Index", 1),
-        declared("W_", (*w.layout[:2], *three(w.layout[2:], 0)), "CKDHW").replace("int", "Index", 1),
-    ]
-
-
-def source(region: Region, parts: Anchored, product: Product, tiling: Tiling) -> str:
+def contraction(region: Region, parts: Anchored) -> Contraction:
+    """A transposed convolution as a tiled product."""
     x, w = parts.anchor.operands
-    epilogue = epilogue_of(region, parts, sum_as_result(parts), tiling.sums)
-    small = 2 * max(x.type.extent, w.type.extent) <= LARGEST_INT and epilogue.fits_int
-    tiles_m, tiles_n = -(-product.m // tiling.block[0]), -(-product.n // tiling.block[1])
+    product = product_of(parts)
+    groups = transposed_op(parts).groups
     batch, _, *places = parts.anchor.result.type.shape
     names = [f"i{axis}" for axis in range(2 + len(places))]
     slot = buffers(region)
-    head = [
-        epilogue.function,
-        constants(product, tiling, (x.type.dtype, w.type.dtype), "int" if small else "i64"),
-        *window_constants(parts),
-        *operand_constants(parts, product, tiling),
-    ]
-    place = [
-        f"const int tile_n = blockIdx.x % {tiles_n}, tile_m = blockIdx.x / {tiles_n} % {tiles_m};",
-        f"const int phase = blockIdx.x / {tiles_m * tiles_n} % (PHASES_D * PHASES_H * PHASES_W);",
-        f"const Index group = blockIdx.x / {tiles_m * tiles_n} / (PHASES_D * PHASES_H * PHASES_W);",
-        "const int phase_w = phase % PHASES_W, phase_h = phase / PHASES_W % PHASES_H;",
-        "const int phase_d = phase / (PHASES_W * PHASES_H);",
-        *(f"const int places_{a.lower()} = (O{a} - phase_{a.lower()} + STEP_{a} - 1) / STEP_{a};" for a in AXES),
-        *(f"const int taps_{a.lower()} = TAPS_{a}[phase_{a.lower()}];" for a in AXES),
-        f"const int M = {batch} * places_d * places_h * places_w, K = CG * taps_d * taps_h * taps_w;",
-        f"const TA* a = p{slot[x].index} + group * CG * X_C;",
-        f"const TB* b = p{slot[w].index} + group * CG * W_C;",
-    ]
-    signature = f'extern "C" __global__ void __launch_bounds__({tiling.threads}) transposed({parameters(region)}) {{'
-    width = tiling.width
-    # A group's channels start at any number, and vectors only at multiples of their width.
-    uneven = f" && i1 % {width} == 0" if transposed_op(parts).groups > 1 and product.n % width else ""
-    sums = each_sum(epilogue, names, 1, tiling, rows(names), ["const Index i1 = group * N + n;"], uneven)
-    return tiled_kernel(head, signature, place, "transposed_fetch.cu", sums)
+
+    def reads(tiling: Tiling) -> tuple[Read, Read]:
+        return operand_reads(parts, product, tiling)
+
+    def head(tiling: Tiling) -> Sequence[str]:
+        return [
+            *window_constants(parts),
+            *operand_constants(x.type, w.type, x.type.shape[1] // groups, reads(tiling), "CK"),
+        ]
+
+    def place(block: str) -> Sequence[str]:
+        return [
+            f"const int phase = {block} % (PHASES_D * PHASES_H * PHASES_W);",
+            f"const Index group = {block} / (PHASES_D * PHASES_H * PHASES_W);",
+            "const int phase_w = phase % PHASES_W, phase_h = phase / PHASES_W % PHASES_H;",
+            "const int phase_d = phase / (PHASES_W * PHASES_H);",
+            *(f"const int places_{a.lower()} = (O{a} - phase_{a.lower()} + STEP_{a} - 1) / STEP_{a};" for a in AXES),
+            *(f"const int taps_{a.lower()} = TAPS_{a}[phase_{a.lower()}];" for a in AXES),
+            f"const int M = {batch} * places_d * places_h * places_w, K = CG * taps_d * taps_h * taps_w;",
+            f"const TA* a = p{slot[x].index} + group * CG * X_C;",
+            f"const TB* b = p{slot[w].index} + group * CG * W_C;",
+        ]
+
+    return Contraction(
+        product,
+        reads,
+        head,
+        "transposed_fetch.cu",
+        TAP_INSTRUCTIONS,
+        place,
+        names,
+        1,
+        rows(names),
+        ["const Index i1 = group * N + n;"],
+        2 * max(x.type.extent, w.type.extent),
+        groups > 1,
+    )
 
 
 def rows(names: list[str]) -> list[str]:
@@ -228,4 +176,4 @@ def rows(names: list[str]) -> list[str]:
     return [*lines, f"const Index {names[0]} = {rest};"]
 
 
-FAMILY = Family("transposed", (ConvTranspose,), takes, generate, estimate, last_resort=True)
+FAMILY = tiled_family("transposed", ConvTranspose, contraction)

@@ -57,7 +57,8 @@ def source(region: Region) -> str:
         ((2, 8, 9, 9), (8, 2, 3, 3), {"groups": 4}, conv.FAMILY),
         ((2, 1, 9, 9), (1, 1, 3, 3), {}, conv.FAMILY),
         ((2, 8, 5, 9, 9), (8, 1, 3, 3, 3), {"groups": 8}, conv.FAMILY),
-        ((2, 8, 70, 70), (8, 1, 63, 63), {"groups": 8}, conv.FAMILY),
+        ((2, 8, 70, 70), (8, 1, 63, 63), {"groups": 8}, depthwise.FAMILY),
+        ((2, 8, 130, 130), (8, 1, 127, 127), {"groups": 8}, conv.FAMILY),
     ],
 )
 def test_which_kernel_takes_it(x: Shape, w: Shape, attributes: dict[str, Any], family: object) -> None:
@@ -114,7 +115,7 @@ def test_taps_run_along_the_dense_axis() -> None:
     assert "VA = 1, VB = 4;" in first
     odd = source(convolution((2, 7, 9, 9), (16, 7, 3, 3), gd.float32, filters=channels_last))
     assert "VA = 1, VB = 1;" in odd
-    half = source(convolution((2, 8, 9, 9), (16, 8, 3, 3), filters=channels_last))
+    half = source(convolution((32, 64, 56, 56), (64, 64, 3, 3), filters=channels_last))
     assert "#define MATRIX_UNITS 1" in half
     assert "VA = 8, VB = 8;" in half
 

@@ -8,7 +8,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Policy
-from graphdnn.engines.nvrtc import matmul
+from graphdnn.engines.nvrtc import tiled
 from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
 from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS, Product, Tiling, best_tiling, dense_vector
@@ -58,7 +58,7 @@ def test_tilings_divide(tiling: Tiling) -> None:
     ],
 )
 def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DType, arch: str) -> None:
-    monkeypatch.setattr(matmul, "best_tiling", lambda *_: tiling)
+    monkeypatch.setattr(tiled, "best_tiling", lambda *_: tiling)
     cubin = compile_cubin(source(product((3, 132, 68), (68, 136), dtype)), arch)
     assert isinstance(cubin, bytes), cubin
 
@@ -77,7 +77,7 @@ ALL = [
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(("tiling", "dtype"), ALL, ids=str)
 def test_all_kernels_compile(monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype: DType, arch: str) -> None:
-    monkeypatch.setattr(matmul, "best_tiling", lambda *_: tiling)
+    monkeypatch.setattr(tiled, "best_tiling", lambda *_: tiling)
     for a, b in (((132, 68), (68, 136)), ((2, 33, 65), (65, 47))):
         cubin = compile_cubin(source(product(a, b, dtype, epilogue=dtype.is_float)), arch)
         assert isinstance(cubin, bytes), cubin

@@ -8,9 +8,11 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.engines.contract import Policy, Support
-from graphdnn.engines.nvrtc import transposed
+from graphdnn.engines.nvrtc import tiled, transposed
 from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
+from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue
+from graphdnn.engines.nvrtc.recipe import Anchored
 from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
@@ -40,7 +42,7 @@ def transposing(
 
 def source(region: Region) -> str:
     assert family_of(region) is transposed.FAMILY
-    return transposed.generate(region, H200).kernels[0].source
+    return transposed.FAMILY.generate(region, H200).kernels[0].source
 
 
 @pytest.mark.parametrize("padding", [0, 1, 2, 5])
@@ -93,7 +95,7 @@ def test_kernels_compile(dtype: DType, layout: Layout, arch: str) -> None:
 @pytest.mark.parametrize("tiling", [*TILINGS, *MATRIX_TILINGS], ids=lambda t: "x".join(map(str, t.block)))
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_every_tiling_compiles(monkeypatch: pytest.MonkeyPatch, tiling: Any, arch: str) -> None:
-    monkeypatch.setattr(transposed, "best_tiling", lambda *_: tiling)
+    monkeypatch.setattr(tiled, "best_tiling", lambda *_: tiling)
     for filters in (row_major, channels_last):
         region = transposing((2, 16, 9, 8), (16, 8, 4, 4), filters=filters, stride=2, padding=1, epilogue=True)
         cubin = compile_cubin(source(region), arch)
@@ -102,7 +104,9 @@ def test_every_tiling_compiles(monkeypatch: pytest.MonkeyPatch, tiling: Any, arc
 
 def test_only_the_taps_that_count_are_multiplied() -> None:
     region = transposing((2, 64, 16, 16), (64, 32, 4, 4), stride=2, padding=1)
-    found = transposed.product_of(transposed.parts_of(region))
+    parts = anchor_with_epilogue(region)
+    assert isinstance(parts, Anchored)
+    found = transposed.product_of(parts)
     assert (found.batch, found.m, found.n, found.k) == ((4,), 2 * 16 * 16, 32, 64 * 4)
 
 
