@@ -6,9 +6,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Policy, Store
 from graphdnn.engines.environment import environment
 from graphdnn.engines.trial import Limits, Tried
@@ -18,7 +19,16 @@ from graphdnn.target import Target
 KIND = "tuning"
 """Kind of the store's entries."""
 
-FORMAT = 1
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of each engine's plans for a region, engines that proposed none after all, and a remark on it."""
+
+    tried: Mapping[str, tuple[Tried, ...]]
+    refused: Mapping[str, Decline]
+    note: str = ""
 
 
 class Memory:
@@ -29,21 +39,27 @@ class Memory:
         self._target = target
         self._options = {"policy": asdict(policy), "limits": asdict(limits)}
 
-    def recall(self, region: Region, engines: Sequence[str]) -> dict[str, tuple[Tried, ...]] | None:
-        """The timed plans by engine; None where these engines' plans of such a region were not all timed here."""
+    def recall(self, region: Region, engines: Sequence[str]) -> Found | None:
+        """What was found of the engines' plans; None where those of such a region were not all timed here."""
         content = self._store.get(KIND, self._key(region.key, engines))
         if content is None:
             return None
         try:
-            found = json.loads(content)["engines"]
-            return {name: tuple(tried_of(name, region, row) for row in found[name]) for name in engines}
-        except (ValueError, KeyError, TypeError):
+            read = json.loads(content)
+            tried = {name: tuple(tried_of(name, region, row) for row in read["engines"][name]) for name in engines}
+            refused = {name: decline_of(row) for name, row in read["refused"].items() if name in engines}
+            return Found(tried, refused, str(read["note"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def keep(self, region: Region, tried: Mapping[str, Sequence[Tried]]) -> None:
-        """Remembers what became of each engine's plans."""
-        rows = {engine: [row_of(t) for t in plans] for engine, plans in tried.items()}
-        self._store.put(KIND, self._key(region.key, list(tried)), json.dumps({"engines": rows}).encode())
+    def keep(self, region: Region, found: Found) -> None:
+        """Remembers what became of each engine's plans, and which engines had none."""
+        rows = {
+            "engines": {engine: [row_of(t) for t in plans] for engine, plans in found.tried.items()},
+            "refused": {engine: asdict(decline) for engine, decline in found.refused.items()},
+            "note": found.note,
+        }
+        self._store.put(KIND, self._key(region.key, list(found.tried)), json.dumps(rows).encode())
 
     def recall_whole(self, name: str, engines: Sequence[str]) -> dict[str, float] | None:
         """Microseconds of whole graphs by variant, for a graph of that name (a hash of all it is)."""
@@ -93,6 +109,12 @@ def tried_of(engine: str, region: Region, row: Mapping[str, Any]) -> Tried:
         tuple(map(str, row["notes"])),
     )
     return Tried(candidate, row["verdict"], str(row["reason"]), us)
+
+
+def decline_of(row: Mapping[str, Any]) -> Decline:
+    """The refusal as it was remembered.  Raises ValueError, KeyError or TypeError for anything else."""
+    fix = row["fix"]
+    return Decline(Code(row["code"]), str(row["reason"]), None if fix is None else Fix(**fix))
 
 
 def positive(number: Any) -> float:

@@ -20,7 +20,7 @@ from graphdnn.engines.contest import Contest, Queue
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support, Timer
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.pool import Pool
-from graphdnn.engines.remember import Memory
+from graphdnn.engines.remember import Found, Memory
 from graphdnn.engines.trial import Built, Limits, Tried, built, ran, refusal_of
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
@@ -76,7 +76,6 @@ class Outcome:
     plans: dict[str, Built] = field(default_factory=dict)
     refused: dict[str, Decline] = field(default_factory=dict)
     note: str = ""
-    remembered: bool = False
 
     def fastest(self) -> str | None:
         """The engine with the fastest right plan, the earlier one among equals."""
@@ -159,11 +158,14 @@ class Tuner:
         return [o for o in outcomes if o is not None]
 
     def _recalled(self, job: Job) -> Outcome | None:
-        tried = self._memory.recall(job.region, [e.name for e, _ in job.engines])
-        if tried is None:
+        found = self._memory.recall(job.region, [e.name for e, _ in job.engines])
+        if found is None:
             return None
         self.recalled += 1
-        return judged(tried, {}, self._limits, remembered=True)
+        outcome = judged(dict(found.tried), {}, self._limits)
+        outcome.refused.update(found.refused)
+        outcome.note = found.note
+        return outcome
 
     def _built(self, jobs: Sequence[Job]) -> list[dict[str, Queue]]:
         """The engines' plans for each job, built.
@@ -231,7 +233,8 @@ class Tuner:
         if not contest.is_compared:
             outcome.note = "numbers were not compared: too large for the definition, and one engine alone takes it"
         if contest.is_complete:
-            self._memory.keep(region, {e.name: outcome.tried.get(e.name, ()) for e, _ in job.engines})
+            by_engine = {e.name: tried.get(e.name, ()) for e, _ in job.engines}
+            self._memory.keep(region, Found(by_engine, refused, outcome.note))
         else:
             outcome.note = self.budget.ending
         return outcome
@@ -240,11 +243,9 @@ class Tuner:
         return ran(one, self._device, self._prober)
 
 
-def judged(
-    tried: dict[str, tuple[Tried, ...]], plans: dict[str, Built], limits: Limits, remembered: bool = False
-) -> Outcome:
+def judged(tried: dict[str, tuple[Tried, ...]], plans: dict[str, Built], limits: Limits) -> Outcome:
     """The fastest right plan of each engine, and refusals of those that have none."""
-    outcome = Outcome(tried, remembered=remembered)
+    outcome = Outcome(tried)
     for engine, entries in tried.items():
         right = [t for t in entries if t.verdict == "slower"]
         timed = [t for t in right if t.measured_us is not None]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.answer import Code, Decline
+from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines import check
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
@@ -279,6 +279,19 @@ class TestRemembered:
         assert again.report.candidates == first.candidates
         assert "timed 0 regions and remembered 1" in again.report.effects[0]
         np.testing.assert_array_equal(again({"x": X})["y"], 2 * X)
+
+    def test_an_engine_that_proposed_nothing_is_remembered_too(
+        self, store: DiskStore, clock: Clock, with_engines: Any
+    ) -> None:
+        no = Decline(Code.PRECISION, "nothing keeps float32", Fix("options", "precision", "ieee", "tf32"))
+        reports = []
+        for _ in range(2):
+            shy = Scripted("shy", {}, clock, 1.0, refuses=no)
+            with_engines(shy, Scripted("one", {"a": Act(10)}, clock))
+            reports.append(compiled(double()).report)
+        assert reports[0].candidates == reports[1].candidates
+        assert answer(reports[1], "shy").fix == answer(reports[0], "shy").fix is not None
+        assert shy.asked == []
 
     def test_other_options_and_other_devices_are_timed_anew(
         self, store: DiskStore, clock: Clock, with_engines: Any
