@@ -51,21 +51,17 @@ def capture(device: CudaDevice, issue: Callable[[int], None]) -> CapturedGraph:
     The mode is thread-local: other threads may allocate and wait meanwhile.  A failure in `issue` ends the capture.
     """
     bindings = device.driver
-    with device:
-        stream = device.take_stream()
-        handle = int(stream.handle)
+    with device, device.capturing() as stream:
         mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        device.check("begin a capture", bindings.cuStreamBeginCapture(handle, mode))
+        device.check("begin a capture", bindings.cuStreamBeginCapture(stream, mode))
         try:
-            issue(handle)
+            issue(stream)
         except BaseException:
-            graph = bindings.cuStreamEndCapture(handle)[1]
+            graph = bindings.cuStreamEndCapture(stream)[1]
             if graph is not None and int(graph):
                 bindings.cuGraphDestroy(graph)
-            device.hand_back(stream)
             raise
-        graph = device.check("end a capture", bindings.cuStreamEndCapture(handle))
-        device.hand_back(stream)
+        graph = device.check("end a capture", bindings.cuStreamEndCapture(stream))
         try:
             return CapturedGraph(device, graph)
         finally:

@@ -12,7 +12,8 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,9 +47,9 @@ class _Shared:
 
     def __init__(self) -> None:
         self.lost: str | None = None
-        self.lock = threading.Lock()
+        self.capturing = threading.Lock()
         self.dropped: list[tuple[DeferredResource, int]] = []
-        self.capture_streams: list[Any] = []
+        self.capture_stream: Any = None
         self.retentions = Retentions()
 
 
@@ -77,7 +78,7 @@ class CudaDevice:
         self._device_memory = DeferredResource(self, False, self._shared.dropped)
         self._pinned_memory = DeferredResource(self, True, self._shared.dropped)
         self.name = str(device.name)
-        self._stream = self._new_stream()
+        self._stream = self.new_stream()
         self.stream = int(self._stream.handle)
 
     @staticmethod
@@ -184,15 +185,19 @@ class CudaDevice:
     def sweep(self) -> None:
         """Frees memory that nobody refers to any more; waits for the work that may still use it."""
         shared = self._shared
-        shared.retentions.sweep()
-        if not shared.dropped:
+        if not shared.dropped and not shared.retentions:
             return
-        with shared.lock:
+        if not shared.capturing.acquire(blocking=False):
+            return  # waiting for the device would break that capture; or another thread is at it
+        try:
+            shared.retentions.sweep()
             batch = shared.dropped[:]
+            self.check("finish all work", self.driver.cuCtxSynchronize())
             del shared.dropped[: len(batch)]
-        self.check("finish all work", self.driver.cuCtxSynchronize())
-        for resource, address in batch:
-            resource.free(address)
+            for resource, address in batch:
+                resource.free(address)
+        finally:
+            shared.capturing.release()
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Device to device, in stream order."""
@@ -260,21 +265,20 @@ class CudaDevice:
 
         return capture(self, issue)
 
-    def take_stream(self) -> Any:
-        """A stream that nobody else uses until it is handed back; captures in two threads must not meet."""
-        try:
-            return self._shared.capture_streams.pop()
-        except IndexError:
-            return self._new_stream()
+    @contextmanager
+    def capturing(self) -> Iterator[int]:
+        """A stream for a capture of ours, which no other one may meet, nor a wait for the whole device."""
+        with self._shared.capturing:
+            if self._shared.capture_stream is None:
+                self._shared.capture_stream = self.new_stream()
+            yield int(self._shared.capture_stream.handle)
 
-    def _new_stream(self) -> Any:
+    def new_stream(self) -> Any:
+        """A stream, as cuda.core's object, that lives as long as that."""
         with self:
             device = self._core.Device(self.ordinal)
             device.set_current()  # cuda.core makes streams only for a device that it was told is current in this thread
             return device.create_stream()
-
-    def hand_back(self, stream: Any) -> None:
-        self._shared.capture_streams.append(stream)
 
     def retain(self, stream: int, thing: object) -> bool:
         """Keeps something alive for as long as the graph that a caller captures on `stream` may replay its addresses.

@@ -1,7 +1,7 @@
 """Runs one region on the device through an engine: outputs poisoned, guard bands around them, addresses shifted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,6 +59,11 @@ class Filled:
     memory: object
     address: int
 
+    def seen_as(self, type: TensorType) -> "Filled":
+        """The same memory as that of a tensor of another shape and as many bytes."""
+        assert type.extent * type.dtype.itemsize == self.placed.nbytes
+        return replace(self, placed=replace(self.placed, type=type))
+
     def read(self) -> Array:
         """The tensor.  Fails where anything was written beside its elements."""
         device, type = self.placed.device, self.placed.type
@@ -103,7 +108,7 @@ def run_region(
         ins = [Placed(device, v.type, shift).filled(arrays[v.name]) for v in region.inputs]
         outs = [Placed(device, v.type, shift).filled(None) for v in region.outputs]
         if pair is not None:
-            outs[pair[1]] = ins[pair[0]]
+            outs[pair[1]] = ins[pair[0]].seen_as(region.outputs[pair[1]].type)
         workspace = device.allocate(plan.workspace_bytes)
         plan.enqueue([p.address for p in (*ins, *outs)], device.stream, workspace.handle)
         device.synchronize()

@@ -265,7 +265,7 @@ def test_one_plan_in_many_threads(device: CudaDevice, rng: np.random.Generator) 
     def work(generator: np.random.Generator) -> None:
         try:
             with device:
-                stream = device.take_stream()
+                stream = device.new_stream()
                 handle = int(stream.handle)
                 workspace = device.allocate(plan.workspace_bytes)
                 runs = [Run(device, region, draw(region, generator)) for _ in range(3)]
@@ -275,7 +275,6 @@ def test_one_plan_in_many_threads(device: CudaDevice, rng: np.random.Generator) 
                         plan.enqueue(run.addresses, handle, workspace.handle)
                 device.synchronize(handle)
                 errors.extend(run.error() for run in runs)
-                device.hand_back(stream)
         except BaseException as problem:  # a thread's failure must reach the test
             problems.append(problem)
 

@@ -330,7 +330,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
                 capture_output=True,
                 text=True,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
             ).stdout
         )
         for _ in range(2)

@@ -11,8 +11,6 @@ from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.runtime.arrays import DeviceArray
 from graphdnn.runtime.context import GRAPHS_KEPT
-from graphdnn.runtime.driver import PER_THREAD_STREAM
-from graphdnn.runtime.pool import SPARES_KEPT, STREAMS_KEPT, Pool
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
 from tests.runtime.fake import FakeDevice, FakePlan, Foreign, fake_program, host_program, on_device
@@ -270,36 +268,6 @@ def test_memory_used_on_another_stream_is_not_lent_again(
     del found, capsule
     assert address not in device.live
     assert not any(memory.handle == address for _, _, pool in cuda._context._pools for memory in pool.free())
-
-
-def test_memory_is_lent_again_on_the_stream_it_was_used_on(seed: int) -> None:
-    """Another graph, and another library, may still read an output there after its holder let it go."""
-    device = FakeDevice(seed)
-    rng = np.random.default_rng(seed)
-    first, second = (fake_program(affine(), device, rng, 1) for _ in range(2))
-    held, found = [], []
-    for turn in range(8):
-        for number, stream in enumerate((11, 12)):
-            x = on_device(np.full((3, 5), 10 * turn + number, np.float32), device)
-            middle = first.run({"x": x}, stream)["y"]
-            held.append(x)
-            found.append((expected(expected(x.array)["y"])["y"], second.run({"x": middle}, stream)["y"]))
-            del middle
-    device.drain()
-    for wanted, array in found:
-        np.testing.assert_allclose(array.numpy(), wanted, rtol=1e-6)
-
-
-def test_a_pool_is_bounded_in_streams_and_blocks(device: FakeDevice) -> None:
-    pool = Pool(device, 100)  # type: ignore[arg-type]
-    leases = [pool.lend(stream) for stream in range(10, 10 + 3 * STREAMS_KEPT)]
-    leases += [pool.lend(10 + 3 * STREAMS_KEPT) for _ in range(3 * SPARES_KEPT)]
-    del leases
-    pool.lend(10 + 3 * STREAMS_KEPT)
-    assert len(pool.free()) <= SPARES_KEPT + STREAMS_KEPT
-    assert len(device.live) == len(pool.free())
-    per_thread = pool.lend(PER_THREAD_STREAM).memory.handle
-    assert per_thread not in device.live
 
 
 def test_bound_device_calls_launch_one_graph(cuda: Program, rng: np.random.Generator, device: FakeDevice) -> None:
