@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -320,6 +320,17 @@ class Graph:
         from graphdnn.ir.document import load
 
         return load(text, constants)
+
+    def to_networkx(self) -> Any:
+        """A networkx.MultiDiGraph of this graph, for drawing it and for networkx's algorithms.
+
+        Its nodes are pairs such as ("input", "x"), ("node", "conv") and ("output", "y") with attributes `op` and
+        `type`; an edge stands for an operand, with its index as `operand` and the value's name as `value`, so that
+        `add(x, x)` has two.  Changing it changes no graph of ours.
+        """
+        from graphdnn.ir.algorithms import to_networkx
+
+        return to_networkx(self)
 
     def save(self, path: str) -> None:
         """Writes the JSON document to `path` and constants over 1 KiB to a safetensors file beside it."""

@@ -53,7 +53,7 @@ ONLY_IN = {
     "nvmath": ("graphdnn/engines/cublaslt/",),
     "scipy": ("graphdnn/ir/ops/pointwise.py",),
     "ml_dtypes": ("graphdnn/ir/types.py",),
-    "networkx": ("graphdnn/passes/layout",),
+    "networkx": ("graphdnn/ir/algorithms.py",),
     "pydantic": (
         "graphdnn/config.py",
         "graphdnn/report.py",
