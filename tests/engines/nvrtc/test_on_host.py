@@ -8,16 +8,19 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.answer import Decline
-from graphdnn.engines.nvrtc import depthwise
+from graphdnn.engines.nvrtc import depthwise, pointwise
 from graphdnn.engines.nvrtc.engine import family_of
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue
 from graphdnn.engines.nvrtc.recipe import Anchored, Kernel
+from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DType, channels_last
+from graphdnn.ir.types import DType, channels_last, row_major
+from graphdnn.passes.layout import assign_layouts
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import whole
 from tests.engines.nvrtc.host_kernels import HostKernels
 from tests.engines.nvrtc.moving_regions import MOVING, Moving
+from tests.engines.nvrtc.random_moving import moving_graph
 from tests.ir.samples import draw
 from tests.numbers import TOLERANCE, relative_error
 
@@ -52,6 +55,34 @@ def test_movement_inside_a_kernel(case: Moving, elements: int, compiled: HostKer
             np.testing.assert_array_equal(found[value], wanted[name])
             continue
         assert relative_error(found[value], wanted[name]) <= TOLERANCE[dtype.name]
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)])
+def test_random_movement_inside_a_kernel(count: int, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Laid out by hand, so that every view is written out, and by the pass, so that views are views."""
+    regions: dict[str, Region] = {}
+    for number in range(count):
+        graph = moving_graph(rng)
+        region = whole(graph, row_major) if number % 2 else laid_out_whole(graph)
+        if family_of(region) is pointwise.FAMILY:
+            regions[str(number)] = region
+    assert len(regions) > count / 3
+    kernels = HostKernels({name: kernel_of(region) for name, region in regions.items()}, tmp_path)
+    for name, region in regions.items():
+        arrays = {n: draw(v.type, rng) for n, v in region.graph.inputs.items()}
+        found = kernels.run(name, region, arrays, 4 * int(rng.integers(2)))
+        wanted = gd.evaluate(region.graph, arrays, dtype=gd.float64)
+        for output, value in region.graph.outputs.items():
+            dtype = value.type.dtype
+            made = value if value in found else region.graph.producer[value].operands[0]
+            error = relative_error(found[made], wanted[output])
+            assert error <= (TOLERANCE[dtype.name] if dtype.is_float else 0), f"{region.graph}"
+
+
+def laid_out_whole(graph: gd.Graph) -> Region:
+    """All that computes; conversions at the graph's end copy what it wrote."""
+    placed = assign_layouts(graph).graph
+    return Region.of(placed, [n for n in placed.nodes if not isinstance(n.op, Convert)])
 
 
 Shape = tuple[int, ...]

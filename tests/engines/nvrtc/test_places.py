@@ -8,6 +8,8 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Policy, Support
+from graphdnn.engines.nvrtc import pointwise
+from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.demand import MOST_PARTS
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.engines.nvrtc.places import Cut, Grid, Place, Run, covers, operand_place, reshaped
@@ -16,6 +18,7 @@ from graphdnn.ir.graph import Value
 from graphdnn.ir.types import Array, row_major
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import whole
+from tests.engines.nvrtc.moving_regions import MOVING, Moving
 
 H200 = Target.named("h200")
 
@@ -167,6 +170,24 @@ def test_refusals_have_their_reason() -> None:
         return g.relu(g.gather(g.input("x", (3, 4), gd.float32), g.input("i", (5,), gd.int32)))
 
     assert declined(gathered).code == Code.PATTERN
+
+
+@pytest.mark.parametrize("case", MOVING[::7], ids=str)
+def test_kernels_with_movement_compile(case: Moving) -> None:
+    compiled(case, "sm_80")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("case", MOVING, ids=str)
+def test_all_kernels_with_movement_compile(case: Moving, arch: str) -> None:
+    compiled(case, arch)
+
+
+def compiled(case: Moving, arch: str) -> None:
+    (kernel,) = pointwise.FAMILY.generate(case.region(), H200).kernels
+    cubin = compile_cubin(kernel.source, arch)
+    assert isinstance(cubin, bytes), cubin
 
 
 def test_movement_alone_stays_with_the_kernels_that_move() -> None:
