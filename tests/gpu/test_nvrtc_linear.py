@@ -292,7 +292,7 @@ def test_depthwise(device: CudaDevice, rng: Rng, name: str, dtype: DType) -> Non
 @pytest.mark.parametrize("number", range(0, 100, 7))
 def test_depthwise_in_every_cut(device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def one_cut(parts: Anchored, _: Target) -> list[depthwise.Strips]:
-        cuts = depthwise.choices(parts)
+        cuts = [*depthwise.choices(parts)]
         return [cuts[number % len(cuts)]]
 
     monkeypatch.setattr(depthwise, "ranked", one_cut)

@@ -5,8 +5,10 @@ Libraries run it at a small part of either, so it is a family of its own and no 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
@@ -83,32 +85,27 @@ def takes(region: Region) -> Decline | None:
         return Decline(
             Code.LAYOUT, f"{who} reads {x}, whose channels are not innermost; the depthwise kernel walks them"
         )
-    if not choices(parts):
+    if next(choices(parts), None) is None:
         return Decline(Code.SIZE, f"{who} has a filter of {w.shape[2:]}; the depthwise kernel keeps one in registers")
     return None
 
 
-def choices(parts: Anchored) -> list[Strips]:
+def choices(parts: Anchored) -> Iterator[Strips]:
     """The ways to cut the work that fit registers and shared memory."""
     w = parts.anchor.operand_types[1]
     channels = parts.anchor.result.type.shape[1]
     taps = w.shape[2] * w.shape[3]
     wide = 2 if accumulator(parts.anchor.operand_types[0].dtype) == "double" else 1
-    found: list[Strips] = []
     for each in (n for n in (4, 2, 1) if channels % n == 0):
         lanes = min(32, channels // each, SHARED_BYTES // (taps * each * 4 * wide))
         if lanes == 0:
             continue
         lanes = -(-(channels // each) // -(-(channels // each) // lanes))
-        found += (
-            strips
-            for rows in range(1, 8 if conv_op(parts).dilation[0] == 1 else 2)
-            for columns in range(1, 9)
-            if rows * columns * each <= MOST_SUMS
-            for strips in (counted(parts, (each, columns, rows, lanes), wide),)
-            if strips.registers <= MOST_REGISTERS
-        )
-    return found
+        for rows, columns in product(range(1, 8 if conv_op(parts).dilation[0] == 1 else 2), range(1, 9)):
+            if rows * columns * each <= MOST_SUMS:
+                strips = counted(parts, (each, columns, rows, lanes), wide)
+                if strips.registers <= MOST_REGISTERS:
+                    yield strips
 
 
 def counted(parts: Anchored, cut: tuple[int, int, int, int], wide: int) -> Strips:

@@ -98,7 +98,7 @@ def test_depthwise_compiles(dtype: DType) -> None:
 def test_every_cut_compiles(number: int, arch: str) -> None:
     for stride in (1, 2):
         region = convolution((2, 24, 9, 13), (24, 1, 7, 7), groups=24, padding=3, stride=stride, epilogue=True)
-        cuts = depthwise.choices(parts_of(region))
+        cuts = [*depthwise.choices(parts_of(region))]
         (kernel,) = depthwise.recipe(region, parts_of(region), cuts[number % len(cuts)]).kernels
         cubin = compile_cubin(kernel.source, arch)
         assert isinstance(cubin, bytes), cubin
@@ -123,15 +123,15 @@ def test_taps_run_along_the_dense_axis() -> None:
 @pytest.mark.parametrize(("channels", "widths"), [(24, {4, 2, 1}), (26, {2, 1}), (23, {1})])
 def test_depthwise_takes_neighbouring_channels(channels: int, widths: set[int]) -> None:
     region = convolution((2, channels, 9, 9), (channels, 1, 3, 3), groups=channels)
-    cuts = depthwise.choices(parts_of(region))
+    cuts = [*depthwise.choices(parts_of(region))]
     assert {c.channels for c in cuts} == widths
     assert {c.columns for c in cuts} == set(range(1, 9))
     assert all(c.rows * c.columns * c.channels <= depthwise.MOST_SUMS for c in cuts)
 
 
 def test_depthwise_takes_several_rows_only_where_taps_are_neighbours() -> None:
-    plain = depthwise.choices(parts_of(convolution((2, 24, 9, 9), (24, 1, 3, 3), groups=24)))
-    dilated = depthwise.choices(parts_of(convolution((2, 24, 9, 9), (24, 1, 3, 3), groups=24, dilation=(2, 1))))
+    plain = [*depthwise.choices(parts_of(convolution((2, 24, 9, 9), (24, 1, 3, 3), groups=24)))]
+    dilated = [*depthwise.choices(parts_of(convolution((2, 24, 9, 9), (24, 1, 3, 3), groups=24, dilation=(2, 1))))]
     assert {c.rows for c in plain} == set(range(1, 8))
     assert {c.rows for c in dilated} == {1}
 

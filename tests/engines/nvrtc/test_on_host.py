@@ -110,7 +110,7 @@ def cuts(region: Region) -> dict[str, Kernel]:
     """Some of the ways to cut a depthwise convolution, every number of channels, rows and columns among them."""
     parts = anchor_with_epilogue(region)
     assert isinstance(parts, Anchored)
-    recipes = [depthwise.recipe(region, parts, s) for s in depthwise.choices(parts)[::7]]
+    recipes = [depthwise.recipe(region, parts, s) for s in [*depthwise.choices(parts)][::7]]
     return {r.name: r.kernels[0] for r in recipes}
 
 
