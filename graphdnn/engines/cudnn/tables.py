@@ -48,7 +48,7 @@ these with the note NONDETERMINISTIC; so an engine is believed until it was seen
 KNOWN: dict[tuple[str, str], dict[str, frozenset[int]]] = {
     ("sm_90", "9.19"): {
         "conv": frozenset({0, 1, 3, 22, 28, 45, 62, 67, 70, 71}),
-        "conv+bias": frozenset({0, 10, 11, 12, 26, 29, 33, 41, 44, 51, 52}),
+        "conv+bias": frozenset({0, 10, 11, 12, 26, 29, 33, 39, 41, 44, 48, 51, 52}),
         "conv+pointwise": frozenset({2, 4, 7, 8}),
         "pointwise+conv": frozenset({3}),
         "conv_transpose": frozenset({0, 1, 22, 25, 57, 67, 73, 78}),
