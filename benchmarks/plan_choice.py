@@ -81,12 +81,20 @@ def measure(machine: Machine, name: str, ceilings: Ceilings, samples: int) -> Ro
 
 
 def estimates(report: gd.CompileReport) -> list[dict[str, Any]]:
-    """Every candidate that was timed: engine, pattern, what was estimated and what its best plan took."""
-    return [
-        {"engine": c.engine, "pattern": c.pattern, "estimated_us": c.estimated_us, "measured_us": c.measured_us}
-        for c in report.candidates
-        if c.measured_us is not None and c.estimated_us is not None
-    ]
+    """Every candidate that was timed: what was estimated, what its engine's first plan took, and what its best."""
+    found = []
+    for candidate in report.candidates:
+        timed = [(p.name, p.measured_us) for p in candidate.plans if p.measured_us is not None]
+        if candidate.estimated_us is None or candidate.measured_us is None or not timed:
+            continue
+        (first, first_us), (best, best_us) = timed[0], min(timed, key=lambda pair: pair[1])
+        found.append(
+            {
+                "engine": candidate.engine, "pattern": candidate.pattern, "estimated_us": candidate.estimated_us,
+                "measured_us": best_us, "plan": best, "first_plan": first, "first_us": first_us, "plans": len(timed),
+            }
+        )  # fmt: skip
+    return found
 
 
 def summary(rows: Iterable[Any]) -> str:
