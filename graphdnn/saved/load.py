@@ -120,23 +120,24 @@ class File:
         _ = self.report
 
     def regions(self) -> list[Region]:
-        """The cover.  Raises SavedFileError unless each computing node is in exactly one region."""
+        """The cover.  Raises SavedFileError unless each computing node is in exactly one region; views may be in one."""
         by_name = {node.name: node for node in self.prepared.nodes}
-        missing = {node.name for node in self.prepared.nodes if not is_free(node)}
+        left = set(by_name)
         regions = []
         for number, step in enumerate(self.manifest.steps):
             for name in step.nodes:
-                if name not in missing:
+                if name not in left:
                     raise SavedFileError(
                         f"{self.who}: manifest: steps.{number} holds {name[:60]!r}, which is no node left to compute"
                     )
-                missing.remove(name)
+                left.remove(name)
             region = Region.of(self.prepared, [by_name[name] for name in step.nodes])
             if not region.is_convex:
                 raise SavedFileError(f"{self.who}: manifest: steps.{number} would wait for its own result")
             regions.append(region)
+        missing = [name for name in by_name if name in left and not is_free(by_name[name])]
         if missing:
-            raise SavedFileError(f"{self.who}: manifest: no step computes {min(missing)}")
+            raise SavedFileError(f"{self.who}: manifest: no step computes {missing[0]}")
         return regions
 
 

@@ -120,6 +120,17 @@ def test_random_graphs_come_back(number: int, seed: int, path: Path) -> None:
     assert [r.nodes for r in again.report.regions] == [p.region.origins for p in again.decided.picks]
 
 
+def test_a_region_with_a_view_inside_comes_back(path: Path) -> None:
+    g = gd.GraphBuilder("moved")
+    x = g.input("x", (3, 4), gd.float32)
+    y = g.pad(g.unsqueeze(g.sigmoid(x), 1), [(1, 0), (0, 1), (0, 0)], value=0.5)
+    made = gd.compile(g.build({"y": y}), target="cpu")
+    assert [[n.op.label for n in p.region.nodes] for p in made.decided.picks] == [["sigmoid", "unsqueeze", "pad"]]
+    made.save(path)
+    inputs = {"x": np.random.default_rng(0).standard_normal((3, 4), np.float32)}
+    assert same(gd.load(path, rebuild=False)(inputs), made(inputs))
+
+
 def test_weights_that_two_graphs_hold_stand_in_the_file_once(path: Path) -> None:
     g = gd.GraphBuilder("plain")
     w = g.constant(np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32))
