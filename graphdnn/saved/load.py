@@ -120,7 +120,7 @@ class File:
         _ = self.report
 
     def regions(self) -> list[Region]:
-        """The cover.  Raises SavedFileError unless each computing node is in exactly one region; views may be in one."""
+        """The cover.  Raises SavedFileError unless computing nodes are in one region each, and views in one at most."""
         by_name = {node.name: node for node in self.prepared.nodes}
         left = set(by_name)
         regions = []
