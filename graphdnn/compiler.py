@@ -13,6 +13,7 @@ from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk, nothing
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Support
 from graphdnn.engines.manifest import MANIFEST, engines_for
+from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError
 from graphdnn.executable import Decided, Executable, Once, Pick
 from graphdnn.ir.graph import Graph
@@ -95,6 +96,7 @@ def compile_for(
         options.policy(),
         fixed.decided if fixed is not None else nothing,
         threads=THREADS if machine.kind == "cuda" else 1,
+        limits=Limits(disabled=options.disabled_plans),
     )
     problem = Problem(graph, desk, device, options, fixed)
     session = None

@@ -31,6 +31,8 @@ class CompileOptions(BaseModel):
     progress: whether timing shows how far it has come; None shows it on a terminal.
     disabled_passes: passes to leave out, for finding out what one does (OPTIONAL_PASSES in passes/pipeline.py).
     disabled_engines: engines not to ask (MANIFEST in engines/manifest.py).
+    disabled_plans: plans not to run, as engine and the beginning of the name: "cudnn:eng8_k24=2" is one plan, or those
+        that differ from it in more knobs, "cudnn:eng8" all of an engine of the library.
     cache_dir: directory of the disk cache; None is the default one, "" is no cache.
     """
 
@@ -46,6 +48,7 @@ class CompileOptions(BaseModel):
     progress: bool | None = None
     disabled_passes: Names = ()
     disabled_engines: Names = ()
+    disabled_plans: Names = ()
     cache_dir: str | None = None
 
     def __init__(self, **options: object) -> None:
@@ -65,6 +68,16 @@ class CompileOptions(BaseModel):
     @classmethod
     def _engines_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return known(names, tuple(MANIFEST))
+
+    @field_validator("disabled_plans")
+    @classmethod
+    def _plans_are_named(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            engine, _, plan = name.partition(":")
+            if not plan or any(c.isspace() for c in name):
+                raise ValueError(f'{name!r} is no engine with a plan; a form such as "cudnn:eng8_k24=2" is needed')
+            known((engine,), tuple(MANIFEST))
+        return names
 
     def policy(self) -> Policy:
         """Those of the options that engines see."""

@@ -68,8 +68,8 @@ class Outcome:
         if self.culprit is None:
             return ""
         return (
-            f"compile with gd.CompileOptions(disabled_engines=({self.culprit.engine!r},)) to go without this engine, "
-            "and report the graph with these lines"
+            f"compile with gd.CompileOptions(disabled_plans=({f'{self.culprit.engine}:{self.culprit.plan}'!r},)) to go "
+            "without this plan, and report the graph with these lines"
         )
 
 

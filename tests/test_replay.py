@@ -85,7 +85,7 @@ def test_the_plan_at_fault_is_named(deed: str, word: str, saved: Path, monkeypat
     assert not outcome.is_healthy
     assert lines[-1].startswith(f"FAILED: region {outcome.culprit.region}")
     assert any("matmul" in line for line in lines[1:-1])
-    assert "disabled_engines=('reference',)" in outcome.advice
+    assert "disabled_plans=('reference:numpy',)" in outcome.advice
 
 
 def test_a_plan_that_hangs_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_plan_that_fails_while_compiling_is_named(saved: Path, monkeypatch: py
     assert "SIGABRT" in outcome.reason
     assert len(lines) == 1
     assert lines[0].startswith("FAILED: tanh, while compiling, engine reference, plan numpy: ")
-    assert "disabled_engines=('reference',)" in outcome.advice
+    assert "disabled_plans=('reference:numpy',)" in outcome.advice
 
 
 def test_inputs_are_read_from_a_file(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_the_command_line(saved: Path, capsys: pytest.CaptureFixture, monkeypatc
     printed = capsys.readouterr().out.splitlines()
     assert "tanh" in printed[-2]
     assert "SIGABRT" in printed[-2]
-    assert "disabled_engines=('reference',)" in printed[-1]
+    assert "disabled_plans=('reference:numpy',)" in printed[-1]
     assert cli.main(["doctor", "--replay", "nothing.json"]) == 1
     assert "nothing.json" in capsys.readouterr().err
 

@@ -78,7 +78,10 @@ class Desk:
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.limits = replace(Limits.of(self.policy), memory=self.limits.memory, scratch=self.limits.scratch)
+        given = self.limits
+        self.limits = replace(
+            Limits.of(self.policy), memory=given.memory, scratch=given.scratch, disabled=given.disabled
+        )
 
     def answers(self, region: Region) -> dict[str, Support | Decline]:
         """Each engine's answer, in the engines' order."""
@@ -253,7 +256,7 @@ class Attempt:
         if self._ready is not None:
             return self._ready
         while (candidate := self._next()) is not None:
-            one = built(self._engine, candidate, self._device, self._desk.limits)
+            one = built(self._engine, candidate, self._device, self._desk.limits, self._desk.prober)
             if isinstance(one, Built):
                 return one
             self._tried.append(one)
@@ -278,7 +281,7 @@ class Attempt:
         """The first plan that also runs, or why there is none."""
         one = first
         while one is not None:
-            done = one if one is self._ready else ran(one, self._device, self._desk.prober)
+            done = one if one is self._ready else ran(one, self._device)
             if isinstance(done, Built):
                 return self._chosen(done)
             self._tried.append(done)

@@ -23,12 +23,14 @@ watches a process that dies in one of them knows which."""
 @dataclass(frozen=True)
 class Limits:
     """What the options allow a plan: at most `workspace` bytes of scratch, and at most `scratch` where intermediates
-    leave no more of the `memory` that the whole arena may take."""
+    leave no more of the `memory` that the whole arena may take.  `disabled` are plans, as engine and the beginning of
+    the name: "cudnn:eng8"."""
 
     workspace: int | None = None
     deterministic: bool = False
     memory: int | None = None
     scratch: int | None = None
+    disabled: tuple[str, ...] = ()
 
     @staticmethod
     def of(policy: Policy) -> Limits:
@@ -43,6 +45,18 @@ class Limits:
         if self.deterministic and not deterministic:
             return "gives other bits from run to run; deterministic=True is asked for"
         return ""
+
+    def bars(self, candidate: Candidate) -> str:
+        """Which option rules this plan out, in words; empty where none does."""
+        name = self.disabling(candidate)
+        if name is not None:
+            return f'ruled out by disabled_plans=("{name}",)'
+        return self.excludes(candidate.workspace_bytes, candidate.deterministic)
+
+    def disabling(self, candidate: Candidate) -> str | None:
+        """The entry of `disabled` that means this plan; whole parts of its name, so that eng8 is not eng80."""
+        plan = f"{candidate.engine}:{candidate.name}"
+        return next((d for d in self.disabled if plan == d or plan.startswith(f"{d}_")), None)
 
     def loosened(self, workspace_bytes: int, deterministic: bool) -> Fix:
         """The least change of the options that lets such a plan in."""
@@ -84,11 +98,20 @@ def within_limits(support: Support, engine: str, limits: Limits) -> Support | De
     return Decline(Code.OPTION, f"{engine} {excluded}", limits.loosened(support.workspace_bytes, support.deterministic))
 
 
-def built(engine: Engine, candidate: Candidate, device: Device, limits: Limits) -> Built | Tried:
-    """The plan made ready to run, or what kept it from that.  Plans of several threads may be built at once."""
-    excluded = limits.excludes(candidate.workspace_bytes, candidate.deterministic)
+def built(
+    engine: Engine, candidate: Candidate, device: Device, limits: Limits, prober: Prober | None = None
+) -> Built | Tried:
+    """The plan made ready to run, or what kept it from that.  Plans of several threads may be built at once.
+
+    Unknown plans are built and run where a fault does no harm first: a library may abort while it compiles, too.
+    """
+    excluded = limits.bars(candidate)
     if excluded:
         return Tried(candidate, "excluded", excluded)
+    if prober is not None and not candidate.is_known:
+        refusal = prober.probe(candidate.region, candidate.engine, candidate.name)
+        if refusal is not None:
+            return Tried(candidate, "failed", str(refusal))
     sys.audit(TRYING, engine.name, candidate.name, candidate.region.pattern)
     try:
         with device:
@@ -101,7 +124,7 @@ def built(engine: Engine, candidate: Candidate, device: Device, limits: Limits) 
     if isinstance(plan, Decline):
         return Tried(candidate, "failed", str(plan))
     actual = as_built(candidate, plan)
-    excluded = limits.excludes(actual.workspace_bytes, actual.deterministic)
+    excluded = limits.bars(actual)
     return Tried(actual, "excluded", excluded) if excluded else Built(actual, plan)
 
 
@@ -110,13 +133,9 @@ def as_built(candidate: Candidate, plan: Plan) -> Candidate:
     return candidate if isinstance(plan, HostPlan) else replace(candidate, workspace_bytes=plan.workspace_bytes)
 
 
-def ran(one: Built, device: Device, prober: Prober | None) -> Built | Tried:
-    """The same plan after its first run, or the failure.  Unknown plans run where a fault does no harm first."""
+def ran(one: Built, device: Device) -> Built | Tried:
+    """The same plan after its first run, or the failure."""
     candidate = one.candidate
-    if prober is not None and not candidate.is_known:
-        refusal = prober.probe(candidate.region, candidate.engine, candidate.name)
-        if refusal is not None:
-            return Tried(candidate, "failed", str(refusal))
     sys.audit(TRYING, candidate.engine, candidate.name, candidate.region.pattern)
     kernels = trial(one.plan, candidate, device)
     return Tried(candidate, "failed", str(kernels)) if isinstance(kernels, Decline) else replace(one, kernels=kernels)
@@ -156,10 +175,19 @@ def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:
     verdicts = {t.verdict for t in tried}
     code, fix = Code.BUILD, None
     if verdicts == {"excluded"}:
-        candidates = [t.candidate for t in tried]
-        steady = [c for c in candidates if c.deterministic or not limits.deterministic] or candidates
-        least = min(steady, key=lambda c: c.workspace_bytes)
-        code, fix = Code.OPTION, limits.loosened(least.workspace_bytes, least.deterministic)
+        code, fix = Code.OPTION, enabling([t.candidate for t in tried], limits)
     elif "wrong" in verdicts:
         code = Code.NUMBERS
     return Decline(code, f"none of {engine}'s {len(tried)} plans is usable: {reasons}", fix)
+
+
+def enabling(candidates: Sequence[Candidate], limits: Limits) -> Fix:
+    """The least change of the options that lets one of these plans in, none of which the limits allow."""
+    enabled = [c for c in candidates if limits.disabling(c) is None]
+    if not enabled:
+        name = limits.disabling(candidates[0])
+        fewer = tuple(d for d in limits.disabled if d != name)
+        return Fix("options", "disabled_plans", str(limits.disabled), str(fewer))
+    steady = [c for c in enabled if c.deterministic or not limits.deterministic] or enabled
+    least = min(steady, key=lambda c: c.workspace_bytes)
+    return limits.loosened(least.workspace_bytes, least.deterministic)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -16,10 +17,10 @@ import numpy as np
 from graphdnn.answer import Decline
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.check import Referee, inputs_for
-from graphdnn.engines.contest import Contest, Queue
+from graphdnn.engines.contest import HOPELESS, Contest, Queue
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support, Timer
 from graphdnn.engines.cost import Efficiency, roofline_us
-from graphdnn.engines.pool import Pool
+from graphdnn.engines.pool import Lazy, Pool
 from graphdnn.engines.remember import Found, Memory
 from graphdnn.engines.trial import Built, Limits, Tried, built, ran, refusal_of
 from graphdnn.ir.region import Region
@@ -27,6 +28,9 @@ from graphdnn.target import Target
 
 PLANS = 10
 """Plans of one engine that are timed, in its own order; the best is rarely farther down."""
+
+PROBING = 2
+"""Threads that wait for plans which are tried in a child first, so that they hold up no others."""
 
 BATCH = 8
 """Regions whose plans are built at once, before any of them is timed."""
@@ -133,6 +137,7 @@ class Tuner:
         self._timer = timer
         self._memory = memory
         self._prober = prober
+        self._doubtful = Pool(min(threads, PROBING))
         self._watcher = watcher
         self._pool = Pool(threads)
         self._seed = seed
@@ -144,6 +149,7 @@ class Tuner:
     def __exit__(self, *error: object) -> None:
         self.budget.__exit__(*error)
         self._pool.close()
+        self._doubtful.close()
 
     def tune(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What was found of each job's region, in their order; those that the budget did not reach are noted so."""
@@ -170,7 +176,8 @@ class Tuner:
     def _built(self, jobs: Sequence[Job]) -> list[dict[str, Queue]]:
         """The engines' plans for each job, built.
 
-        Nothing is built while plans are timed: a library that waits for the device meanwhile would end a capture.
+        Nothing is built beside plans that are timed: a library that waits for the device would end a capture.  Plans of
+        engines without hope by estimate are built when they are asked for, which they hardly ever are.
         """
         pairs = [(job, engine) for job in jobs for engine, _ in job.engines]
         waiting = [self._pool.start(partial(self._proposed, engine, job.region)) for job, engine in pairs]
@@ -180,21 +187,24 @@ class Tuner:
             if self.budget.is_over():
                 future.cancel()
                 continue
-            queues[number][engine.name] = self._queue(engine, future.result())
-        self._pool.settle([f for row in queues for queue in row.values() for _, f in queue.builds])
+            queues[number][engine.name] = self._queue(engine, future.result(), engine.name in hopeless(jobs[number]))
+        started = [f for row in queues for queue in row.values() for _, f in queue.builds if not isinstance(f, Lazy)]
+        self._pool.settle(started)
         return queues
 
     def _proposed(self, engine: Engine, region: Region) -> Sequence[Candidate] | Decline:
         with self._device:
             return engine.candidates(region, self._device, self._policy)
 
-    def _queue(self, engine: Engine, proposed: Sequence[Candidate] | Decline) -> Queue:
+    def _queue(self, engine: Engine, proposed: Sequence[Candidate] | Decline, is_hopeless: bool) -> Queue:
         if isinstance(proposed, Decline):
             return Queue(refusal=proposed)
-        builds = [
-            (c, self._pool.start(partial(built, engine, c, self._device, self._limits))) for c in proposed[:PLANS]
-        ]
-        return Queue(builds, tuple(proposed[PLANS:]))
+        builds: list[tuple[Candidate, Future[Built | Tried]]] = []
+        for candidate in proposed[: cut(proposed, self._limits)]:
+            pool = self._pool if candidate.is_known or self._prober is None else self._doubtful
+            work = partial(built, engine, candidate, self._device, self._limits, self._prober)
+            builds.append((candidate, Lazy(work) if is_hopeless else pool.start(work)))
+        return Queue(builds, tuple(proposed[len(builds) :]))
 
     def _shower(self, pattern: str, number: int, total: int) -> Callable[[str, float], None]:
         def show(plan: str, best_us: float) -> None:
@@ -222,7 +232,7 @@ class Tuner:
         try:
             floor = floor_us(region, self._device.target, self._policy.precision)
             referee = Referee(region, inputs, self._policy, rng)
-            contest = Contest(bench, referee, self.budget, self._first_run, floor)
+            contest = Contest(bench, referee, self.budget, partial(ran, device=self._device), floor)
             for engine, support in job.engines:
                 contest.run(queues[engine.name], engine.name, support, show)
             tried, plans, refused = contest.finish()
@@ -239,8 +249,17 @@ class Tuner:
             outcome.note = self.budget.ending
         return outcome
 
-    def _first_run(self, one: Built) -> Built | Tried:
-        return ran(one, self._device, self._prober)
+
+def hopeless(job: Job) -> set[str]:
+    """Engines of a job that another one beats by so much, by estimate, that only a surprise would have them timed."""
+    least = min((support.estimated_us for _, support in job.engines), default=math.inf)
+    return {engine.name for engine, support in job.engines if support.estimated_us > HOPELESS * least}
+
+
+def cut(proposed: Sequence[Candidate], limits: Limits) -> int:
+    """How far down the plans of an engine are timed: PLANS of those that no option rules out."""
+    allowed = [index for index, candidate in enumerate(proposed) if not limits.bars(candidate)]
+    return allowed[PLANS] if len(allowed) > PLANS else len(proposed)
 
 
 def judged(tried: dict[str, tuple[Tried, ...]], plans: dict[str, Built], limits: Limits) -> Outcome:

@@ -311,7 +311,11 @@ class TestRemembered:
         assert exe.report.regions[0].plan == "a"
         np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
 
-    @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"engines": {"one": [{"verdict": "chosen"}]}}', b"\xff"])
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"{}", b"[1]", b'{"engines": {"one": [{"verdict": "chosen"}]}}', b"\xff", b"[" * 100_000]
+        + [b'{"engines": {"one": [{"verdict": "slower", "us": 1, "name": "a", "workspace": 1e999}]}}'],
+    )
     def test_entries_that_cannot_be_read_are_timed_anew(
         self, content: bytes, store: DiskStore, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -347,7 +351,7 @@ def test_a_described_device_times_nothing_and_says_so() -> None:
     assert report.effects == ('h200 (described) is not here, so selection="measure" timed nothing',)
 
 
-def test_unknown_plans_are_probed_before_their_first_run(
+def test_unknown_plans_are_probed_before_they_are_built(
     clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from graphdnn.engines.choose import Chosen, Desk
@@ -372,3 +376,19 @@ def test_unknown_plans_are_probed_before_their_first_run(
     assert (found.candidate.name, prober.asked) == ("c", (("one", "b"), ("one", "c")))
     assert [(t.candidate.name, t.verdict) for t in found.tried] == [("b", "failed"), ("c", "chosen"), ("a", "slower")]
     assert "signal 11" in found.tried[0].reason
+    assert engine.built == ["c"]
+
+
+def test_engines_without_hope_by_estimate_are_not_even_built(clock: Clock, with_engines: Any) -> None:
+    slow = Scripted("slow", {"s": Act(500)}, clock, estimated_us=500)
+    with_engines(slow, Scripted("fast", {"f": Act(10)}, clock, estimated_us=10))
+    report = compiled(double()).report
+    assert (report.regions[0].engine, slow.built) == ("fast", [])
+    assert "not timed: estimated 500.0 us against 10.0" in answer(report, "slow").plans[0].reason
+
+
+def test_they_are_where_the_others_disappoint(clock: Clock, with_engines: Any) -> None:
+    slow = Scripted("slow", {"s": Act(300)}, clock, estimated_us=500)
+    with_engines(slow, Scripted("fast", {"f": Act(400)}, clock, estimated_us=10))
+    report = compiled(double()).report
+    assert (report.regions[0].engine, slow.built[0]) == ("slow", "s")
