@@ -6,24 +6,53 @@ Run from the repository's root after each benchmark: `python -m benchmarks.table
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.results import ROOT
 
 DOCUMENT = ROOT.parent / "docs" / "benchmarks.md"
 
+COLUMNS = ("ratio", "floor", "estimated", "error", "peer error")
+"""What most suites show behind the times of ours and the peers."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """How a suite is shown: title, unit with the microseconds that make one, columns, and a sentence about all rows."""
+
+    title: str
+    unit: str = "Microseconds"
+    unit_us: float = 1.0
+    columns: tuple[str, ...] = COLUMNS
+    summary: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+
+
+def choice_summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    from benchmarks.plan_choice import summary  # imports PyTorch, which the page does without where it can
+
+    return summary(rows)
+
+
 SUITES = {
-    "layers": "Whole networks and layers, device time",
-    "launch": "Host cost of a call",
-    "kernels": "Single kernels, device time",
+    "layers": Suite("Whole networks and layers, device time"),
+    "launch": Suite("Host cost of a call"),
+    "kernels": Suite("Single kernels, device time"),
+    "plan_choice": Suite(
+        "Plans chosen by estimates beside plans chosen by measurement, device time",
+        columns=("ratio", "floor", "estimated", "error", "cold s", "warm s", "tuning s"),
+        summary=choice_summary,
+    ),
+    "compile_time": Suite("Time to compile", "Seconds", 1e6, ("ratio", "error")),
 }
-"""Title of each suite, in the order of the document."""
+"""In the order of the document."""
 
 INTRODUCTION = """# Benchmarks
 
 This page is written by `python -m benchmarks.tables` from `benchmarks/results/`; run a suite again with
-`python -m benchmarks.layers`, `python -m benchmarks.launch` or `python -m benchmarks.kernels` (each takes `--rows`).
+`python -m benchmarks.SUITE`, where SUITE is `layers`, `launch`, `kernels`, `plan_choice` or `compile_time` (each takes
+`--rows`).
 
 How the figures come about:
 
@@ -39,6 +68,11 @@ How the figures come about:
   stand in the result files.
 - Single kernels: each graph holds several runs on rotated inputs and outputs, larger than the cache together.
 - Host cost: the device is idle before each timing, and nothing waits for it.
+- Plan choice: `ours` is what `selection="heuristic"` chose, `best` what `selection="measure"` did, `error` how far their
+  results differ. `cold`, `warm` and `tuning` are the seconds that compiling took with an empty cache, with a full one,
+  and with timing.
+- Time to compile: context and handles are there already. `cold` and `autotune` begin with an empty cache, as Inductor
+  does; all but `autotune` and Inductor are the best of three.
 - `error` and `peer error` are the largest difference from a float64 evaluation over its peak; the peer's is that of the
   fastest peer. `estimated` is what the report said before running.
 """
@@ -57,42 +91,56 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [INTRODUCTION]
     for device, suites in results.items():
         parts.append(f"## {device}\n")
-        parts += [section(SUITES[suite], suites[suite]) for suite in SUITES if suite in suites]
+        parts += [section(suite, suites[name]) for name, suite in SUITES.items() if name in suites]
     return "\n".join(parts)
 
 
-def section(title: str, document: Mapping[str, Any]) -> str:
-    """One suite on one device: where it comes from, and its table in microseconds."""
+def section(suite: Suite, document: Mapping[str, Any]) -> str:
+    """One suite on one device: where it comes from, what its rows come to, and its table."""
     versions = ", ".join(f"{name} {found}" for name, found in document["versions"].items())
+    rows = document["rows"]
+    summary = f"{suite.summary(rows)}.\n\n" if suite.summary is not None and rows else ""
     return (
-        f"### {title}\n\nMicroseconds; commit {document['commit']}, {document['date']}.\n\n{table(document['rows'])}\n"
-        f"Versions: {versions}.\n"
+        f"### {suite.title}\n\n{suite.unit}; commit {document['commit']}, {document['date']}.\n\n{summary}"
+        f"{table(suite, rows)}\nVersions: {versions}.\n"
     )
 
 
-def table(rows: list[Mapping[str, Any]]) -> str:
+def table(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as a Markdown table, one column for each peer that any row has."""
     peers = list(dict.fromkeys(name for row in rows for name in row["peers"]))
-    head = ["", "ours", *peers, "ratio", "floor", "estimated", "error", "peer error"]
+    head = ["", "ours", *peers, *suite.columns]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
-        cells = [row["name"], figure(row["ours_us"]), *(figure(row["peers"].get(name)) for name in peers)]
-        cells += ["–" if row["ratio"] is None else f"**{row['ratio']:.2f}**"]
-        cells += [figure(row["floor_us"]), figure(row["estimated_us"])]
-        cells += [scientific(row["error"]), scientific(row["peer_error"])]
+        times = [row["ours_us"], *(row["peers"].get(name) for name in peers)]
+        cells = [row["name"], *(figure(us and us / suite.unit_us) for us in times)]
+        cells += [CELLS[column](row) for column in suite.columns]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def figure(us: float | None) -> str:
-    """Microseconds with as many digits as mean something."""
-    if us is None:
+def figure(time: float | None) -> str:
+    """A time with as many digits as mean something."""
+    if time is None:
         return "–"
-    return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
+    return f"{time:.0f}" if time >= 100 else f"{time:.1f}" if time >= 10 else f"{time:.2f}"
 
 
 def scientific(error: float | None) -> str:
     return "–" if error is None else f"{error:.0e}"
+
+
+CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "ratio": lambda row: "–" if row["ratio"] is None else f"**{row['ratio']:.2f}**",
+    "floor": lambda row: figure(row["floor_us"]),
+    "estimated": lambda row: figure(row["estimated_us"]),
+    "error": lambda row: scientific(row["error"]),
+    "peer error": lambda row: scientific(row["peer_error"]),
+    "cold s": lambda row: figure(row["settings"]["cold_s"]),
+    "warm s": lambda row: figure(row["settings"]["warm_s"]),
+    "tuning s": lambda row: figure(row["settings"]["tuning_s"]),
+}
+"""What stands in a column, from a row of a result file."""
 
 
 if __name__ == "__main__":

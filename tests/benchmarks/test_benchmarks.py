@@ -1,6 +1,7 @@
 """The benchmarks without a device: turns and medians by a fake clock, rows, files, pages, and whole rows on the CPU."""
 
 import gc
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import graphdnn as gd
-from benchmarks import kernel_cases, kernels, launch, layers, tables
+from benchmarks import compile_time, kernel_cases, kernels, launch, layers, plan_choice, tables
 from benchmarks.comparison import arguments, empty_output, graph_floor_us, largest_error, random_tensor, strides_of
 from benchmarks.kernel_cases import CASES
 from benchmarks.results import Row, chosen_rows, device_folder, document, measured, rounded, save
@@ -306,16 +307,46 @@ def test_a_page_shows_every_row() -> None:
     assert "Versions: torch 2.11." in page
 
 
+def test_a_page_shows_what_choosing_plans_costs() -> None:
+    settings = {"cold_s": 1.234, "warm_s": 0.05, "tuning_s": 12.34, "candidates": []}
+    settings["candidates"] = [{"estimated_us": 4.0, "measured_us": 2.0}]
+    rows = [replace(row("matmul a", 6.0, best=4.0), settings=settings)]
+    page = tables.page({"h200": {"plan_choice": document(rows, {}, ["matmul a"])}})
+    assert "| matmul a | 6.00 | 4.00 | **0.67** | 1.00 | 3.00 | 1e-04 | 1.23 | 0.05 | 12.3 |" in page
+    assert "1 regions, 1 candidates timed: median |log2(estimated / measured)| 1.00" in page
+
+
+def test_a_page_shows_compile_times_in_seconds() -> None:
+    rows = [row("cold", 5.1e6, inductor=14.2e6), row("warm", 4.1e5)]
+    page = tables.page({"h200": {"compile_time": document(rows, {}, ["cold", "warm"])}})
+    assert "Seconds; commit" in page
+    assert "| cold | 5.10 | 14.2 | **2.78** | 1e-04 |" in page
+    assert "| warm | 0.41 | – | – | 1e-04 |" in page
+
+
+def test_every_suite_is_a_module_with_its_own_words_on_the_page() -> None:
+    for name in tables.SUITES:
+        assert importlib.import_module(f"benchmarks.{name}").main
+        assert f"`{name}`" in tables.INTRODUCTION
+
+
 def test_the_documentation_is_generated_from_the_results() -> None:
     assert tables.DOCUMENT.read_text() == tables.page(tables.result_files()), "run python -m benchmarks.tables"
 
 
-@pytest.mark.parametrize("suite", [layers, launch, kernels], ids=lambda m: m.__name__)
-def test_results_have_rows_of_the_suite_only(suite: Any) -> None:
-    stem = suite.__name__.rsplit(".", 1)[-1]
-    names = set(launch.row_names()) if suite is launch else set(suite.CASES)
+NAMES = {
+    "layers": layers.CASES,
+    "launch": launch.row_names(),
+    "kernels": kernels.CASES,
+    "plan_choice": plan_choice.CASES,
+    "compile_time": [f"resnet50 b{compile_time.BATCH} {way}" for way in compile_time.WAYS],
+}
+
+
+@pytest.mark.parametrize("suite", tables.SUITES)
+def test_results_have_rows_of_the_suite_only(suite: str) -> None:
     for suites in tables.result_files().values():
-        for found in suites.get(stem, {}).get("rows", []):
+        for found in suites.get(suite, {}).get("rows", []):
             assert found.keys() == KEYS
-            assert found["name"] in names
+            assert found["name"] in NAMES[suite]
             assert found["ours_us"] > 0
