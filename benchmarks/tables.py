@@ -68,9 +68,9 @@ How the figures come about:
   stand in the result files.
 - Single kernels: each graph holds several runs on rotated inputs and outputs, larger than the cache together.
 - Host cost: the device is idle before each timing, and nothing waits for it.
-- Plan choice: `ours` is what `selection="heuristic"` chose, `best` what `selection="measure"` did, `error` how far their
-  results differ. `cold`, `warm` and `tuning` are the seconds that compiling took with an empty cache, with a full one,
-  and with timing.
+- Plan choice: `ours` is what `selection="heuristic"` chose, `best` what `selection="measure"` did, and `error` is how
+  far their results differ. `cold`, `warm` and `tuning` are the seconds that compiling took with an empty cache, with a
+  full one, and with timing.
 - Time to compile: context and handles are there already. `cold` and `autotune` begin with an empty cache, as Inductor
   does; all but `autotune` and Inductor are the best of three.
 - `error` and `peer error` are the largest difference from a float64 evaluation over its peak; the peer's is that of the
