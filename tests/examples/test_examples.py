@@ -1,5 +1,6 @@
-"""Every example runs as its own process, and the README's code prints what the README says."""
+"""Every example runs as its own process and says what it is there to say."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,28 +10,28 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
-
-def run(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+SAID = {
+    "03_reading_a_report": ["to tf32"],
+    "04_resnet50": ["53 conv regions"],
+    "07_symptoms": [
+        r"loaded in \d+\.\d\d s; equal bits: True",
+        r"12 builds for 12 batches, [2-6] with buckets",
+        "axis 0 of x took",
+        r"[1-9]\d* of 1296 results are others",
+        "fold did not run",
+        r"decided (\d+) of \1 regions; equal bits: True",
+        r"excluded at \d+\.\d us: cublaslt needs [1-9]\d* bytes",
+        "'precision': 'tf32'}: \\['matmul\\+gelu'\\] in 0",
+    ],
+}
+"""Patterns that stand in an example's output; of the others h200."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs(path: Path) -> None:
-    assert "h200" in run(str(path)) or path.stem.startswith(("03", "04"))
-
-
-def readme_blocks(language: str) -> list[str]:
-    """Fenced blocks of one language in README.md."""
-    parts = (ROOT / "README.md").read_text().split("```")[1::2]
-    return [p.removeprefix(language).lstrip("\n") for p in parts if p.startswith(f"{language}\n")]
-
-
-def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
-    code, printed = readme_blocks("python")[0], readme_blocks("text")[0]
-    script = tmp_path / "readme.py"
-    script.write_text(code)
-    assert run(str(script)).split() == printed.split()
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for pattern in SAID.get(path.stem, ["h200"]):
+        assert re.search(pattern, done.stdout), f"{pattern} is not in\n{done.stdout}"
