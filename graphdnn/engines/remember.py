@@ -21,6 +21,9 @@ KIND = "tuning"
 
 FORMAT = 2
 
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What comes of reading an entry that somebody else wrote."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -49,7 +52,7 @@ class Memory:
             tried = {name: tuple(tried_of(name, region, row) for row in read["engines"][name]) for name in engines}
             refused = {name: decline_of(row) for name, row in read["refused"].items() if name in engines}
             return Found(tried, refused, str(read["note"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except UNREADABLE:
             return None
 
     def keep(self, region: Region, found: Found) -> None:
@@ -67,7 +70,7 @@ class Memory:
         try:
             found = json.loads(content)["variants"] if content else None
             return None if found is None else {str(k): positive(v) for k, v in found.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except UNREADABLE:
             return None
 
     def keep_whole(self, name: str, engines: Sequence[str], times: Mapping[str, float]) -> None:

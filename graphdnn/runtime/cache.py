@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import struct
 import threading
 import time
@@ -90,7 +91,8 @@ class DiskStore:
     """Bytes by kind and key in one directory, `limit` bytes at most, the least recently used going first.
 
     Writes are atomic, so several processes may share the directory.  A damaged or foreign entry is dropped with a
-    warning; a directory that cannot be written is reported once, and the cache then only reads.
+    warning; that entries cannot be read is reported once, and so is a directory that cannot be written, and the cache
+    then only reads.
     """
 
     def __init__(self, directory: str | Path, limit: int = DEFAULT_LIMIT) -> None:
@@ -98,6 +100,7 @@ class DiskStore:
         self.limit = limit
         self._unaccounted: float | None = None
         self._read_only = False
+        self._is_unreadable = False
         self._lock = threading.Lock()
 
     def get(self, kind: str, key: str) -> bytes | None:
@@ -105,10 +108,13 @@ class DiskStore:
         path = self._path(kind, key)
         try:
             raw = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            warnings.warn(f"cache entry {path} cannot be read ({error}); it is ignored", RuntimeWarning, stacklevel=2)
+            if not self._is_unreadable:
+                self._is_unreadable = True
+                text = f"cache entry {path} cannot be read ({error}); it and others like it are ignored"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             return None
         content = unpack(raw, key)
         if content is None:
@@ -150,6 +156,8 @@ class DiskStore:
         for path in self.directory.glob("*/*.bin"):
             with contextlib.suppress(OSError):
                 status = path.stat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue  # no entry of ours, and reading it might never end
                 found.append(Entry(path, path.parent.name, status.st_size, status.st_mtime))
         return sorted(found, key=lambda e: (e.used, e.path))
 

@@ -59,9 +59,9 @@ class ChildProber:
     def probe(self, region: Region, engine: str, plan: str) -> Decline | None:
         """Why this plan of the engine is not to be run here, or None where it ran to its end in the child."""
         key = self._key(region, engine, plan)
-        known = self._device.store.get(KIND, key)
+        known = recalled(self._device.store.get(KIND, key))
         if known is not None:
-            return recalled(known, engine, plan)
+            return decline_of(known, engine, plan)
         with self._lock:
             answer = self._ask(region, engine, plan)
         if isinstance(answer, Ended):
@@ -115,12 +115,17 @@ class ChildProber:
         }
 
 
-def recalled(content: bytes, engine: str, plan: str) -> Decline | None:
-    """What an earlier verdict says."""
-    answer = json.loads(content)
-    if answer["verdict"] == "failed":
-        answer["reason"] += " (tried earlier; `graphdnn cache clear` forgets it)"
-    return decline_of(answer, engine, plan)
+def recalled(content: bytes | None) -> Message | None:
+    """An earlier answer of a child; None where the store has none that can be read."""
+    try:
+        match json.loads(content or b"null"):
+            case {"verdict": "passed"} as answer:
+                return answer
+            case {"verdict": "failed", "reason": str() as reason} as answer:
+                return {**answer, "reason": f"{reason} (tried earlier; `graphdnn cache clear` forgets it)"}
+    except (ValueError, RecursionError):
+        pass
+    return None
 
 
 def decline_of(answer: Message, engine: str, plan: str) -> Decline | None:

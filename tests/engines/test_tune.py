@@ -164,7 +164,8 @@ class TestLarge:
 
     @pytest.fixture(autouse=True)
     def everything_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(check, "SMALL_FLOPS", 0)
+        monkeypatch.setattr(check, "AT_ONCE_S", -1.0)
+        monkeypatch.setattr(check, "PART_S", 0.0)
 
     def test_a_plan_that_disagrees_with_other_engines_is_wrong(self, clock: Clock, with_engines: Any) -> None:
         engines = [Scripted(f"right{i}", {"a": Act(10 + i)}, clock) for i in range(2)]
@@ -182,6 +183,17 @@ class TestLarge:
         report = compiled(double()).report
         assert report.regions[0].engine == "plain"
         assert told(report, "liar") == {"a": "wrong"}
+
+    def test_a_voice_that_is_alone_is_held_against_a_part_of_the_definition(
+        self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(check, "PART_S", 1.0)
+        plain = Scripted("plain", {"p": Act(9000)}, clock, estimated_us=9000)
+        acts = {"eng1_k2=1": Act(1, factor=2), "eng1_k2=2": Act(3)}
+        with_engines(Scripted("one", acts, clock), plain)
+        report = compiled(double()).report
+        assert told(report, "one") == {"eng1_k2=1": "wrong", "eng1_k2=2": "chosen"}
+        assert (plain.built, report.regions[0].notes) == ([], ())
 
     def test_a_voice_that_is_alone_is_noted(self, clock: Clock, with_engines: Any) -> None:
         with_engines(Scripted("one", {"a": Act(1)}, clock))
@@ -313,8 +325,15 @@ class TestRemembered:
 
     @pytest.mark.parametrize(
         "content",
-        [b"", b"{}", b"[1]", b'{"engines": {"one": [{"verdict": "chosen"}]}}', b"\xff", b"[" * 100_000]
-        + [b'{"engines": {"one": [{"verdict": "slower", "us": 1, "name": "a", "workspace": 1e999}]}}'],
+        [
+            b"",
+            b"{}",
+            b"[1]",
+            b"\xff",
+            b"[" * 100_000,
+            b'{"engines": {"one": [{"verdict": "chosen"}]}}',
+            b'{"engines": {"one": [{"verdict": "slower", "us": 1, "name": "a", "workspace": 1e999}]}}',
+        ],
     )
     def test_entries_that_cannot_be_read_are_timed_anew(
         self, content: bytes, store: DiskStore, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch

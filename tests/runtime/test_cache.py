@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,30 @@ def test_a_directory_that_cannot_be_written_is_reported_once(tmp_path: Path, rec
     assert not recwarn.list
 
 
+def test_a_file_in_the_directorys_place_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    store = DiskStore(tmp_path / "cache")
+    assert store.get("kernel", "a") is None
+    with pytest.warns(RuntimeWarning, match="cannot be written"):
+        store.put("kernel", "a", CONTENT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.get("kernel", "b") is None
+        store.put("kernel", "b", CONTENT)
+
+
+def test_entries_that_cannot_be_read_are_reported_once(store: DiskStore) -> None:
+    for key in "abc":
+        store.put("kernel", key, CONTENT)
+    for entry in store.entries():
+        entry.path.unlink()
+        entry.path.mkdir()
+    with pytest.warns(RuntimeWarning) as said:
+        assert [store.get("kernel", key) for key in "abc"] == [None] * 3
+    (one,) = said
+    assert "cannot be read" in str(one.message)
+
+
 def test_an_entry_tells_its_key_without_its_content(store: DiskStore) -> None:
     store.put("kernel", '{"plan": "eng0"}', CONTENT)
     (entry,) = store.entries()
@@ -180,6 +205,15 @@ def test_verify_finds_and_removes_what_is_not_sound(store: DiskStore) -> None:
     assert [found[paths[key]] for key in "abc"] == [True, False, False]
     assert not found[paths["d"].with_name("0" * 64 + ".bin")]
     assert [e.path for e in store.entries()] == [paths["a"]]
+
+
+def test_only_files_are_entries(store: DiskStore) -> None:
+    store.put("kernel", "a", CONTENT)
+    (store.directory / "kernel" / "folder.bin").mkdir()
+    os.mkfifo(store.directory / "kernel" / "pipe.bin")
+    (store.directory / "kernel" / "nowhere.bin").symlink_to(store.directory / "gone")
+    assert [sound for _, sound in store.verify()] == [True]
+    assert store.clear() == 1
 
 
 def test_the_bound_holds_with_large_entries(tmp_path: Path) -> None:

@@ -141,6 +141,16 @@ def test_verdicts_are_remembered(store: DiskStore, monkeypatch: pytest.MonkeyPat
         ChildProber(ENGINES, HostDevice(store), POLICY, HERE).probe(some_region(7.0), "faulty", "good")
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"verdict": "failed"}', b'{"verdict": 1}', b"\xff"])
+def test_a_verdict_that_cannot_be_read_is_asked_for_again(
+    content: bytes, store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DiskStore, "get", lambda *_: content)
+    monkeypatch.setattr(ChildProber, "_ask", lambda *_: {"verdict": "failed", "reason": "asked"})
+    answer = ChildProber(ENGINES, HostDevice(store), POLICY, HERE).probe(some_region(7.0), "faulty", "good")
+    assert "asked" in str(answer)
+
+
 def test_a_verdict_holds_in_its_environment_only(store: DiskStore) -> None:
     with ChildProber(ENGINES, HostDevice(store), POLICY, HERE) as prober:
         ended(prober, "raise")
