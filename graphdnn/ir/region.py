@@ -61,6 +61,18 @@ class Region:
         places = resolve(self.graph)
         return tuple(gcd(ALIGNMENT, places[v][1] * v.type.dtype.itemsize) for v in self.inputs)
 
+    @property
+    def _sharing(self) -> tuple[str, ...]:
+        """For each input that is a view of an earlier one's memory, where it lies from there; empty for the others."""
+        places = resolve(self.graph)
+        first: dict[Value, tuple[int, int]] = {}
+        found: list[str] = []
+        for index, value in enumerate(self.inputs):
+            root, offset = places[value]
+            before, start = first.setdefault(root, (index, offset))
+            found.append("" if before == index else f" in i{before} from {offset - start}")
+        return tuple(found)
+
     @cached_property
     def pattern(self) -> str:
         """Names of the ops joined with "+", in order."""
@@ -118,14 +130,14 @@ class Region:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the structure, free of names: ops, wiring, types with strides, where inputs may start, which
-        results leave.
+        """SHA-256 of the structure, free of names: ops, wiring, types with strides, where inputs may start, which of
+        them share memory, which results leave.
 
-        Two regions with equal keys compute the same function and can share one plan.
+        Two regions with equal keys compute the same function, read the same bytes and can share one plan.
         """
         ids: dict[Value, str] = {v: f"i{i}" for i, v in enumerate(self.inputs)}
-        inputs = zip(self.inputs, self.alignments, strict=True)
-        lines = [f"i{i} {v.type.spelled} at {bytes}" for i, (v, bytes) in enumerate(inputs)]
+        inputs = zip(self.inputs, self.alignments, self._sharing, strict=True)
+        lines = [f"i{i} {v.type.spelled} at {bytes}{shared}" for i, (v, bytes, shared) in enumerate(inputs)]
         for number, node in enumerate(self.nodes):
             reads = " ".join(ids[v] if v.literal is None else f"{v.literal!r}:{v.type.dtype}" for v in node.operands)
             lines.append(f"{node.kind} of {reads}")

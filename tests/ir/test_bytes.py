@@ -56,3 +56,21 @@ def whole_and_rows(g: gd.GraphBuilder) -> Value:
 )
 def test_bytes_read(build: Build, expected: int) -> None:
     assert read(build) == expected
+
+
+def test_regions_that_share_memory_otherwise_are_other_structures() -> None:
+    """One key, one price: what is read depends on whether inputs are parts of one another."""
+
+    def region(start: int, *, apart: bool) -> Region:
+        g = gd.GraphBuilder("g")
+        table = g.input("t", (64, 24), gd.float32)
+        other = g.input("u", (64, 24), gd.float32)
+        part = g.slice(other if apart else table, [start], [start + 1], axes=[0])
+        graph = g.build({"y": g.add(table, part, name="sum")})
+        return Region.of(graph, [graph.node("sum")])
+
+    inside, elsewhere, other = region(8, apart=False), region(8, apart=True), region(16, apart=False)
+    assert inside.alignments == elsewhere.alignments == other.alignments
+    assert inside.read_bytes < elsewhere.read_bytes
+    assert len({inside.key, elsewhere.key, other.key}) == 3
+    assert region(8, apart=False).key == inside.key

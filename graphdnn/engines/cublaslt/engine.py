@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.answers import remembered
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.cublaslt.estimate import estimate
 from graphdnn.engines.cublaslt.kept import read_algorithms, spell_algorithms
@@ -50,6 +51,7 @@ class CublasLtEngine:
 
     name = "cublaslt"
 
+    @remembered
     def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
         problem = accept(region, target)
         if isinstance(problem, Decline):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graphdnn.answer import Code, Decline, Fix
+from graphdnn.engines.answers import remembered
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.errors import library
@@ -45,6 +46,7 @@ class CudnnEngine:
     _proposed: dict[str, list[Proposal]] = field(default_factory=dict)
     _once: Once = field(default_factory=Once)
 
+    @remembered
     def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
         """By the rules of support.py; nothing of cuDNN is loaded."""
         problem = objection(region, target, policy)

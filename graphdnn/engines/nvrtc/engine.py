@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.answers import remembered
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.environment import environment
 from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows, transposed
@@ -76,6 +77,11 @@ class NvrtcEngine:
                 return refusal
         if target.present and isinstance(setup := compiler_version(), Decline):
             return setup
+        return self._answer(region, target, policy)
+
+    @remembered
+    def _answer(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
+        """By the families, on a machine that runs generated kernels."""
         family = family_of(region)
         if isinstance(family, Decline):
             return family
