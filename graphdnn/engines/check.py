@@ -1,19 +1,21 @@
 """Whether a plan's numbers are right: random inputs that lead nowhere outside, a trusted result, and a verdict.
 
-Small regions are compared with their float64 definition, large ones with each other: the largest group of plans of
-different engines that agree is trusted, and where no group is larger the definition decides after all.
+Regions whose float64 definition takes no time are compared with that, others with each other: the largest group of
+plans of different engines that agree is trusted.  Where no group is larger, or one engine speaks alone, the definition
+of a part of the batch decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod, sqrt
 
 import numpy as np
 
 from graphdnn.engines.contract import Policy
-from graphdnn.ir.evaluate import apply, is_float, operand, widened
+from graphdnn.engines.definition import definition, entries, seconds
+from graphdnn.ir.evaluate import is_float, widened
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
@@ -26,12 +28,14 @@ from graphdnn.ir.types import Array, TensorType
 DRAWN = 1_000_003
 """Random numbers drawn for one tensor; a larger one repeats them.  A prime, so that no two rows are equal."""
 
-SMALL_FLOPS = 2e8
-SMALL_SIZE = 1 << 24
-"""Operations and elements up to which the float64 definition is computed at once."""
+AT_ONCE_S = 0.05
+"""Seconds up to which the float64 definition is computed of every region."""
 
-LARGEST_FLOPS = 1e12
-"""Operations up to which the definition settles a dispute."""
+PART_S = 0.2
+"""Seconds that the definition of a part of a larger one may take."""
+
+DISPUTE_S = 10.0
+"""Seconds that the least part may take where plans contradict each other."""
 
 COMPARED = 1 << 18
 """Elements of a larger output that are compared, drawn at random: a tile of 64 x 64 in 100 million is met 10 times."""
@@ -122,17 +126,6 @@ def operand_scale(node: Node, index: int) -> float:
     return 1 / sqrt(max(1, node.flops // (2 * max(1, node.result.type.size))))
 
 
-def definition(region: Region, inputs: Sequence[Array]) -> list[Array]:
-    """The region's outputs by the ops' definitions in float64."""
-    values: dict[Value, Array] = {v: widened(a) for v, a in zip(region.inputs, inputs, strict=True)}
-    for node in region.nodes:
-        results = apply(node.op, [operand(v, values, True) for v in node.operands], None)
-        for value, array in zip(node.results, results, strict=True):
-            own = value.type.dtype
-            values[value] = widened(array) if own.is_float else array.astype(own.numpy, copy=False)
-    return [values[v] for v in region.outputs]
-
-
 @dataclass(frozen=True)
 class Finding:
     """One plan's outputs at the compared places; `voice` is its engine, of a library's the numbered one."""
@@ -152,15 +145,22 @@ class Referee:
         self._places = [places(v.type, rng) for v in region.outputs]
         self._wanted: list[Array] | None = None
         self._scales = [own_scale(region)] * len(region.outputs)
-        flops = sum(n.flops for n in region.nodes)
-        size = sum(v.type.size for v in (*region.inputs, *region.outputs))
-        self._is_small = flops <= SMALL_FLOPS and size <= SMALL_SIZE
-        self._can_settle = flops <= LARGEST_FLOPS
+        whole = seconds(region)
+        count = 1 if whole <= PART_S else entries(region)
+        self._is_small = whole <= AT_ONCE_S
+        self._least_s = whole / count
+        # The last entries: what goes wrong at an end is met.
+        self._part = slice(count - max(1, int(PART_S / self._least_s)), count) if count > 1 else None
 
     @property
     def needs_voices(self) -> bool:
         """Whether plans are compared with each other, so that one alone tells nothing."""
         return not self._is_small
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether the definition, or a part of it, takes little enough to be computed for one engine alone."""
+        return self._least_s <= PART_S
 
     def finding(self, voice: str, precision: str, outputs: Sequence[Array]) -> Finding:
         """What is kept of a plan's outputs."""
@@ -170,7 +170,7 @@ class Referee:
     def judge(self, findings: Sequence[Finding]) -> list[str]:
         """For each what is wrong with it, empty where nothing is."""
         if self._is_small:
-            return self._by_definition(findings)
+            return self.by_definition(findings)
         groups: list[list[int]] = []
         for index, finding in enumerate(findings):
             home = next((g for g in groups if not self._off(finding, findings[g[0]].outputs, 2 * SLACK)), None)
@@ -181,23 +181,39 @@ class Referee:
         if len(groups) < 2:
             return [""] * len(findings)
         voices = sorted((len({findings[i].voice for i in g}) for g in groups), reverse=True)
-        if voices[0] == voices[1] and self._can_settle:
-            return self._by_definition(findings)
+        if voices[0] == voices[1] and self._least_s <= DISPUTE_S:
+            return self.by_definition(findings)
         trusted = max(groups, key=lambda g: (len({findings[i].voice for i in g}), len(g)))
         reference = findings[trusted[0]].outputs
         return ["" if i in trusted else self._off(f, reference, 2 * SLACK) for i, f in enumerate(findings)]
 
-    def _by_definition(self, findings: Sequence[Finding]) -> list[str]:
+    def by_definition(self, findings: Sequence[Finding]) -> list[str]:
+        """As `judge`, by the definition whatever the others computed."""
         if self._wanted is None:
-            whole = definition(self._region, self._inputs)
-            self._wanted = [a if p is None else a[p] for a, p in zip(whole, self._places, strict=True)]
+            whole = definition(self._region, self._inputs, self._part)
+            self._wanted = [a if p is None else a[self._within(p)] for a, p in zip(whole, self._places, strict=True)]
             if any(a.size < FEW for a in whole):
-                sums = definition(self._region, [np.abs(a) if is_float(a) else a for a in self._inputs])
+                sums = definition(self._region, [np.abs(a) if is_float(a) else a for a in self._inputs], self._part)
                 self._scales = [
                     max(scale, peak_of(a)) if a.size < FEW else scale
                     for scale, a in zip(self._scales, sums, strict=True)
                 ]
-        return [self._off(f, self._wanted, SLACK) for f in findings]
+        return [self._off(self._parted(f), self._wanted, SLACK) for f in findings]
+
+    def _within(self, places: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Those of the compared places that lie in the part, counted from its start."""
+        if self._part is None:
+            return places
+        inside = places[0] >= self._part.start
+        return (places[0][inside] - self._part.start, *(p[inside] for p in places[1:]))
+
+    def _parted(self, finding: Finding) -> Finding:
+        """What of a finding lies in the part."""
+        if self._part is None:
+            return finding
+        outputs = zip(finding.outputs, self._places, strict=True)
+        start = self._part.start
+        return replace(finding, outputs=tuple(a[start:] if p is None else a[p[0] >= start] for a, p in outputs))
 
     def _off(self, finding: Finding, wanted: Sequence[Array], slack: float) -> str:
         """What is wrong with a result where `wanted` is right."""

@@ -101,9 +101,7 @@ class Contest:
 
     def finish(self) -> tuple[dict[str, tuple[Tried, ...]], dict[str, Built], dict[str, Decline]]:
         """What became of every plan, the fastest right one of each engine, and the engines that refused."""
-        findings = [f for _, _, f in self._right] + self._testimony()
-        wrong = self._referee.judge(findings)
-        self.is_compared = not self._referee.needs_voices or len({f.voice for f in findings}) != 1
+        wrong = self._verdicts([f for _, _, f in self._right])
         fastest: dict[str, tuple[float, Built]] = {}
         verdicts: dict[int, Tried] = {}
         for (one, entry, _), reason in zip(self._right, wrong, strict=False):
@@ -116,14 +114,22 @@ class Contest:
         tried = {e: tuple(verdicts.get(id(t), t) for t in plans) for e, plans in self._tried.items()}
         return tried, {e: one for e, (_, one) in fastest.items()}, self._refused
 
+    def _verdicts(self, findings: list[Finding]) -> list[str]:
+        """What is wrong with each; a voice that is alone is compared with the definition, else with witnesses."""
+        referee = self._referee
+        is_alone = referee.needs_voices and len({f.voice for f in findings}) == 1
+        if is_alone and not referee.can_ask:
+            witnesses = self._testimony()
+            self.is_compared = len({f.voice for f in (*findings, *witnesses)}) > 1
+            return referee.judge([*findings, *witnesses])
+        for _, future in self._witnesses:
+            future.cancel()
+        return referee.by_definition(findings) if is_alone else referee.judge(findings)
+
     def _testimony(self) -> list[Finding]:
-        """Results of plans that were not timed, where the timed ones are of one voice and too large to check."""
-        voices = {f.voice for _, _, f in self._right}
+        """Results of plans that were not timed."""
         found: list[Finding] = []
         for candidate, future in self._witnesses:
-            if len(voices) != 1 or not self._referee.needs_voices:
-                future.cancel()
-                continue
             one = finished(candidate, future)
             one = self._first_run(one) if isinstance(one, Built) else one
             if isinstance(one, Built):

@@ -7,8 +7,9 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.engines import check
-from graphdnn.engines.check import Referee, definition, difference, index_roles, inputs_for
+from graphdnn.engines.check import Referee, difference, index_roles, inputs_for
 from graphdnn.engines.contract import Policy
+from graphdnn.engines.definition import definition
 from graphdnn.engines.reference import ReferencePlan
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array, TensorType
@@ -124,12 +125,12 @@ class TestLarge:
 
     @pytest.fixture(autouse=True)
     def everything_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(check, "SMALL_FLOPS", 0)
+        monkeypatch.setattr(check, "AT_ONCE_S", -1.0)
 
     def test_the_largest_group_of_engines_that_agree_is_trusted(
         self, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(check, "LARGEST_FLOPS", 0)
+        monkeypatch.setattr(check, "DISPUTE_S", -1.0)
         region = product()
         (y,) = right(region)
         near = [(y * 1.0005).astype(y.dtype)]
@@ -157,6 +158,29 @@ class TestLarge:
         reasons = verdicts(region, rng, one=[y], two=[y], bad=[torn])
         assert [n for n, r in reasons.items() if r] == ["bad"]
         assert "of 4096 elements" in reasons["bad"]
+
+    def test_a_part_of_the_batch_settles_what_is_too_large(
+        self, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(check, "COMPARED", 4096)
+        monkeypatch.setattr(check, "PART_S", 1e-4)
+        region = product(3000)
+        (y,) = right(region)
+        parts: list[slice | None] = []
+
+        def told(region: Region, inputs: list[Array], block: slice | None = None) -> list[Array]:
+            parts.append(block)
+            return definition(region, inputs, block)
+
+        monkeypatch.setattr(check, "definition", told)
+        assert not verdicts(region, rng, one=[y])["one"]
+        torn = y.copy()
+        torn[-64:] = 0
+        reasons = verdicts(region, rng, bad=[torn], good=[y])
+        assert (bool(reasons["bad"]), reasons["good"]) == (True, "")
+        (part,) = parts
+        assert part is not None
+        assert 0 < part.start < part.stop == 3000
 
 
 def test_a_sum_that_is_zero_by_chance_is_measured_against_its_terms(rng: np.random.Generator) -> None:
