@@ -1,5 +1,6 @@
 """Every example runs as its own process and says what it is there to say."""
 
+import os
 import re
 import subprocess
 import sys
@@ -29,9 +30,9 @@ SAID = {
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs(path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     for pattern in SAID.get(path.stem, ["h200"]):
         assert re.search(pattern, done.stdout), f"{pattern} is not in\n{done.stdout}"
