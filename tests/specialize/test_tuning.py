@@ -135,12 +135,12 @@ def test_a_failing_background_build_is_a_warning_at_the_next_call_and_counted(co
 
 def test_what_was_dropped_meanwhile_is_not_tuned(compile: Compiler) -> None:
     f = tuning(max_entries=1)
-    f(rows(1))  # the thread waits in its tuned build
+    f(rows(1))  # the thread waits in this tuned build, or in the next where it starts late, or in the last
     f(rows(2))
     f(rows(3))
     compile.go_on.set()
     assert f.wait_for_tuning(20)
-    assert [g.inputs["x"].type.shape[0] for g in compile.tuned] in ([1, 3], [3])
+    assert [g.inputs["x"].type.shape[0] for g in compile.tuned] in ([1, 3], [2, 3], [3])
 
 
 def test_a_dropped_function_is_not_tuned(compile: Compiler) -> None:
