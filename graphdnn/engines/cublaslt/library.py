@@ -137,6 +137,8 @@ class Library:
             value = config(attribute)
             if value:
                 names.append(word + (worded(lt.ClusterShape, value, "SHAPE_") if word == "cluster" else str(value)))
+        if config("SPLITK_NUM") > 1:  # how the parts are added decides the bits
+            names.append("sum" + worded(lt.ReductionScheme, config("REDUCTION_SCHEME"), "").replace("_", ""))
         return Algorithm(
             content=content.tobytes(),
             name="_".join(names),

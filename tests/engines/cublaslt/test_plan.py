@@ -262,6 +262,15 @@ def test_names_tell_algorithms_apart(fake: Fake) -> None:
     assert len({c.name for c in found}) == len(found)
 
 
+def test_how_split_sums_are_added_tells_algorithms_apart(fake: Fake) -> None:
+    """They give other bits, and one of them not always the same."""
+    fake.listed[:] = [Listed(7, split_k=3, reduction=r, workspace=512) for r in (1, 2, 4)]
+    found = candidates_of(product(*CASES["one"], gd.float16), precision="reduced")
+    stem = "algo7_tile128x128_stages64xAUTO_splitk3_swizzle0"
+    assert [c.name for c in found] == [f"{stem}_sum{word}" for word in ("INPLACE", "COMPUTETYPE", "OUTPUTTYPE")]
+    assert [c.deterministic for c in found] == [False, True, True]
+
+
 def test_a_missing_module_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvmath", None)
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
