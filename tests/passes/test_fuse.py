@@ -334,9 +334,9 @@ def test_a_deep_network_gets_a_bounded_number_of_proposals_per_node() -> None:
     seconds, counts = {}, {}
     for blocks in (40, 160):
         graph = trunk(blocks)
-        start = time.perf_counter()
+        start = time.process_time()
         proposals = propose(graph)
-        seconds[blocks] = time.perf_counter() - start
+        seconds[blocks] = time.process_time() - start
         counts[blocks] = len(proposals)
         assert all(sum(isinstance(n.op, Elementwise) for n in p.region.nodes) <= 32 for p in proposals)
     assert counts[160] < 4.2 * counts[40]

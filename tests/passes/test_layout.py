@@ -467,9 +467,9 @@ def test_time_grows_with_the_length() -> None:
     seconds = {}
     for length in (20, 80):
         graph = tower(length)
-        start = time.perf_counter()
+        start = time.process_time()
         done = assign_layouts(graph).graph
-        seconds[length] = time.perf_counter() - start
+        seconds[length] = time.process_time() - start
         assert len(converts(done)) == 2
     assert seconds[80] < 20 * seconds[20]
 

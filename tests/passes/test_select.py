@@ -376,9 +376,9 @@ def test_time_grows_with_the_length_and_not_with_its_square() -> None:
     for length in (750, 3000):
         graph = chain(length)
         offers = windows(graph, 8)
-        start = time.perf_counter()
+        start = time.process_time()
         cover = select(graph, offers)
-        seconds[length] = time.perf_counter() - start
+        seconds[length] = time.process_time() - start
         assert len(cover.picks) == -(-length // 8)
         assert cover.exact
     assert seconds[3000] < 12 * seconds[750]
