@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
+import torch
 
 import graphdnn as gd
 from graphdnn.ir.graph import Graph
@@ -15,6 +16,8 @@ from graphdnn.ir.types import TensorType
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
+
+SHAPE = (33, 65)
 
 BODIES = {
     "mul": "y[i] = a[i] * b[i % m];",
@@ -126,6 +129,20 @@ def affine(shape: tuple[int, ...] = (33, 65), slow: bool = False) -> Graph:
 def expected(x: np.ndarray) -> dict[str, np.ndarray]:
     h = x * (np.arange(x.shape[-1], dtype=np.float32) / 8) + 1
     return {"y": np.maximum(h, 0), "z": -h}
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32)
+
+
+def check(found: dict, x: np.ndarray) -> None:
+    """The outputs of `affine`, on the host, as PyTorch's or as our own arrays."""
+    for name, array in expected(x).items():
+        got = found[name]
+        if isinstance(got, torch.Tensor):
+            got = got.cpu()
+        got = np.asarray(got) if isinstance(got, np.ndarray | torch.Tensor) else got.numpy()
+        np.testing.assert_allclose(got, array, rtol=1e-6, atol=1e-6)
 
 
 def poison(device: CudaDevice, address: int, type: TensorType) -> None:

@@ -17,20 +17,9 @@ import graphdnn as gd
 from graphdnn.errors import ExecutionError
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.program import Program
-from tests.gpu.handwritten import affine, expected, program
+from tests.gpu.handwritten import SHAPE, affine, check, draw, program
 
 pytestmark = pytest.mark.gpu
-
-SHAPE = (33, 65)
-
-
-def draw(rng: np.random.Generator, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    return rng.standard_normal(shape, np.float32)
-
-
-def check(found: dict, x: np.ndarray) -> None:
-    for name, array in expected(x).items():
-        np.testing.assert_allclose(found[name].cpu().numpy(), array, rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

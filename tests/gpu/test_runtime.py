@@ -21,24 +21,9 @@ from graphdnn.runtime.describe import from_attributes
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.timing import CudaTimer
-from tests.gpu.handwritten import affine, expected, pointwise, program
+from tests.gpu.handwritten import SHAPE, affine, check, draw, pointwise, program
 
 pytestmark = pytest.mark.gpu
-
-SHAPE = (33, 65)
-
-
-def draw(rng: np.random.Generator, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    return rng.standard_normal(shape, np.float32)
-
-
-def check(found: dict, x: np.ndarray) -> None:
-    for name, array in expected(x).items():
-        got = found[name]
-        if isinstance(got, torch.Tensor):
-            got = got.cpu()
-        got = np.asarray(got) if isinstance(got, np.ndarray | torch.Tensor) else got.numpy()
-        np.testing.assert_allclose(got, array, rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
