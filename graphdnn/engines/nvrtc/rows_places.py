@@ -89,11 +89,13 @@ def place_all(nodes: Sequence[Node], root: Value) -> dict[Value, Place] | Declin
     places = {root: whole}
     spread(nodes, places, grid.extents)
     for node in nodes:
-        if node.result in places:
-            continue
-        found = grid.aligned(node.result.type.shape)
-        if found is None:
-            return outside(node, node.result, grid)
-        places[node.result] = found
-        spread(nodes, places, grid.extents)
+        # What a fold reads may be an input that the rest says nothing of.
+        for value in (*(node.operands if isinstance(node.op, Reduce) else ()), node.result):
+            if value in places:
+                continue
+            found = grid.aligned(value.type.shape)
+            if found is None:
+                return outside(node, value, grid)
+            places[value] = found
+            spread(nodes, places, grid.extents)
     return places

@@ -147,6 +147,16 @@ def scores(g: gd.GraphBuilder) -> Value:
     return g.cast(g.softmax(masked), gd.float16)
 
 
+def folds_of_two_inputs(g: gd.GraphBuilder) -> Value:
+    x, z = (g.input(name, (7, 129), gd.float32) for name in "xz")
+    return g.add(g.reduce_max(x, axes=-1, keepdims=True), g.reduce_mean(z, axes=-1, keepdims=True))
+
+
+def softmax_beside_a_fold(g: gd.GraphBuilder) -> Value:
+    x, z = (g.input(name, shape, gd.float16) for name, shape in (("x", (7, 129)), ("z", (129,))))
+    return g.add(g.softmax(x), g.reduce_mean(g.relu(z), axes=-1, keepdims=True))
+
+
 def several_folds(g: gd.GraphBuilder) -> Outputs:
     x = g.input("x", (6, 50), gd.float32)
     return {"most": g.reduce_max(x, axes=1), "total": g.reduce_sum(g.exp(x), axes=1), "twice": x * 2.0}
@@ -223,6 +233,8 @@ ROWS: tuple[Case, ...] = (
     Case("spelled_norm", spelled_norm),
     Case("scores", scores),
     Case("several_folds", several_folds),
+    Case("folds_of_two_inputs", folds_of_two_inputs),
+    Case("softmax_beside_a_fold", softmax_beside_a_fold),
     Case("unit_length", unit_length),
     Case("small_divisor", small_divisor, {"x": (1e-36, 2e-36)}),
     Case("group_norm_of_sum", group_norm_of_sum, layout=spatial_last),

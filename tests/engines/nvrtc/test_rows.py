@@ -19,7 +19,14 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import whole
-from tests.engines.nvrtc.row_regions import ROWS, Case, several_folds, spelled_norm
+from tests.engines.nvrtc.row_regions import (
+    ROWS,
+    Case,
+    folds_of_two_inputs,
+    several_folds,
+    softmax_beside_a_fold,
+    spelled_norm,
+)
 from tests.ir.samples import SAMPLES, Sample
 
 H200 = Target.named("h200")
@@ -52,6 +59,25 @@ def test_kernels_compile(case: Case) -> None:
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_all_kernels_compile(case: Case, arch: str) -> None:
     compiled(case.region(), arch)
+
+
+@pytest.mark.parametrize("build", [folds_of_two_inputs, softmax_beside_a_fold])
+def test_folds_of_inputs_that_nothing_else_reads(build: object) -> None:
+    region = region_of(build)
+    compiled(region, "sm_90")
+    assert len(rows.planned(region, H200)[0].loads) == 2
+    assert gd.compile(region.graph, H200).report.kernel_count == 1
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", [(24, 24), (24, 12), (1, 24)])
+def test_folds_over_other_rows_have_kernels_too(axis: int, shape: tuple[int, ...]) -> None:
+    g = gd.GraphBuilder("folds")
+    x = g.reduce_max(g.input("x", (24, 24), gd.float32), axes=1)
+    z = g.reduce_mean(g.input("z", shape, gd.float32), axes=axis)
+    y = g.add(x, z if z.type.shape != (12,) else g.reduce_sum(z, axes=0))
+    report = gd.compile(g.build({"y": y}), H200).report
+    assert {n for r in report.regions for n in r.nodes} >= {"reduce_max", "reduce_mean"}
 
 
 @pytest.mark.parametrize("sample", OURS, ids=str)
