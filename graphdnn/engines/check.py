@@ -37,8 +37,8 @@ PART_S = 0.2
 DISPUTE_S = 10.0
 """Seconds that the least part may take where plans contradict each other."""
 
-COMPARED = 1 << 18
-"""Elements of a larger output that are compared, drawn at random: a tile of 64 x 64 in 100 million is met 10 times."""
+COMPARED = 1 << 17
+"""Elements of a larger output that are compared, drawn at random: a tile of 64 x 64 in 50 million is met 10 times."""
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "tf32": 1e-3, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Largest error relative to the peak by the narrowest type that the arithmetic passes through, widest first."""
@@ -164,7 +164,7 @@ class Referee:
 
     def finding(self, voice: str, precision: str, outputs: Sequence[Array]) -> Finding:
         """What is kept of a plan's outputs."""
-        picked = (widened(a if p is None else a[p]) for a, p in zip(outputs, self._places, strict=True))
+        picked = (widened(a if p is None else at(a, p)) for a, p in zip(outputs, self._places, strict=True))
         return Finding(voice, precision, tuple(np.array(a) for a in picked))
 
     def judge(self, findings: Sequence[Finding]) -> list[str]:
@@ -257,7 +257,23 @@ def places(type: TensorType, rng: np.random.Generator) -> tuple[Array, ...] | No
     """Coordinates of the compared elements; None where all are."""
     if type.size <= COMPARED:
         return None
-    return tuple(np.unravel_index(rng.integers(0, prod(type.shape), COMPARED), type.shape))
+    return tuple(np.unravel_index(np.sort(rng.integers(0, prod(type.shape), COMPARED)), type.shape))
+
+
+def at(array: Array, places: tuple[Array, ...]) -> Array:
+    """The elements at these coordinates: by their places in memory, which takes half of numpy's time for several
+    axes."""
+    size = array.itemsize
+    if any(s < 0 or s % size for s in array.strides):
+        return np.asarray(array[places])
+    steps = [s // size for s in array.strides]
+    flat = np.lib.stride_tricks.as_strided(
+        array, (1 + sum(s * (n - 1) for s, n in zip(steps, array.shape, strict=True)),), (size,), writeable=False
+    )
+    offsets = np.zeros(len(places[0]), np.int64)
+    for coordinates, step in zip(places, steps, strict=True):
+        offsets += coordinates * step
+    return flat[offsets]
 
 
 def narrowest(region: Region, precision: str, policy: Policy) -> str:

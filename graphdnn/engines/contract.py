@@ -150,7 +150,10 @@ class Bench(Protocol):
     """One region's data on a machine: several sets of inputs and outputs, in turn, so that no cache holds them all."""
 
     def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
-        """The outputs of one run, into memory that was NaN before.  Raises ExecutionError where it fails."""
+        """The outputs of one run, into memory that was NaN before and may be used again by the next call.
+
+        Raises ExecutionError where it fails.
+        """
 
     def measure(self, plan: DevicePlan | HostPlan, best_us: float) -> Timing:
         """What one run takes; given up early where that is far above `best_us`.  Raises ExecutionError."""

@@ -183,6 +183,20 @@ class TestLarge:
         assert 0 < part.start < part.stop == 3000
 
 
+@pytest.mark.parametrize("view", ["plain", "turned", "reversed", "repeated", "every other"])
+def test_elements_are_found_wherever_they_lie(view: str, rng: np.random.Generator) -> None:
+    base = rng.standard_normal((6, 5, 4)).astype(np.float16)
+    array = {
+        "plain": base,
+        "turned": base.transpose(2, 0, 1),
+        "reversed": base[:, ::-1],
+        "repeated": np.broadcast_to(base[:1], (7, 5, 4)),
+        "every other": base[::2, :, 1::2],
+    }[view]
+    places = tuple(rng.integers(0, n, 50) for n in array.shape)
+    np.testing.assert_array_equal(check.at(array, places), array[places])
+
+
 def test_a_sum_that_is_zero_by_chance_is_measured_against_its_terms(rng: np.random.Generator) -> None:
     g = gd.GraphBuilder()
     x = g.input("x", (1 << 16,), gd.float32)
