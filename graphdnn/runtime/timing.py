@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -26,6 +27,9 @@ from graphdnn.runtime.schedule import Place, Schedule
 
 RUNS = 8
 """Runs in one captured graph at least, so that the gap between launches does not count."""
+
+PIECE = 256
+"""Bytes at whose multiples tensors start, as those in memory of their own do."""
 
 MOST_SETS = 64
 GRAPH_US = 5000.0
@@ -58,7 +62,7 @@ class CudaTimer:
 
     def bench(self, region: Region, inputs: Sequence[Array]) -> Bench | Decline:
         """Sets of the region's tensors, the inputs filled with these arrays.  Declines where one set does not fit."""
-        one = sum(v.type.span_bytes + ALIGNMENT for v in (*region.inputs, *region.outputs))
+        one = sum(v.type.span_bytes + PIECE for v in (*region.inputs, *region.outputs))
         if self._memory is not None and one > self._memory:
             return Decline(Code.OPTION, f"one set of its tensors takes {one} bytes; tuning_memory is {self._memory}")
         count = min(MOST_SETS, max(1, math.ceil(2 * self._device.target.l2_bytes / max(one, 1))))
@@ -87,13 +91,18 @@ class CudaBench:
         self._outputs = region.outputs
         # Views may start anywhere, and a plan may run another kernel then.
         shifts = [a if a < ALIGNMENT else 0 for a in region.alignments]
+        shifts += [0] * len(region.outputs)
         types = [v.type for v in (*region.inputs, *region.outputs)]
-        sizes = [t.span_bytes + s for t, s in zip(types, shifts + [0] * len(region.outputs), strict=True)]
-        starts = shifts + [0] * len(region.outputs)
-        small = count * sum(sizes) < 2 * device.target.l2_bytes
-        self._left = None if memory is None else memory - count * sum(sizes)
-        self._buffers = [[device.allocate(n) for n in sizes] for _ in range(count)]
-        self._sets = [[b.handle + s for b, s in zip(row, starts, strict=True)] for row in self._buffers]
+        sizes = [t.span_bytes + s for t, s in zip(types, shifts, strict=True)]
+        # One piece of memory: to ask for each tensor's, and to give it back, takes longer than to time a plan.
+        *starts, span = accumulate((-(-n // PIECE) * PIECE for n in sizes), initial=0)
+        small = count * span < 2 * device.target.l2_bytes
+        self._left = None if memory is None else memory - count * span
+        self._memory = device.allocate(max(1, count * span))
+        first = self._memory.handle
+        self._sets = [
+            [first + turn * span + a + b for a, b in zip(starts, shifts, strict=True)] for turn in range(count)
+        ]
         self._flush = device.allocate(device.target.l2_bytes) if small else None
         self._workspace = device.allocate(1)
         self._arrays = [empty(v.type) for v in region.outputs]
@@ -168,8 +177,7 @@ class CudaBench:
         return int(self._workspace.handle)
 
     def close(self) -> None:
-        buffers = [b for row in self._buffers for b in row]
-        for buffer in (*buffers, self._workspace, *([self._flush] if self._flush else [])):
+        for buffer in (self._memory, self._workspace, *([self._flush] if self._flush else [])):
             buffer.close()
 
 

@@ -19,7 +19,7 @@ from graphdnn.ir.types import channels_last
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.schedule import Step, schedule
-from graphdnn.runtime.timing import MOST_SETS, CudaTimer, HostTimer, clocked, timer_for
+from graphdnn.runtime.timing import MOST_SETS, PIECE, CudaTimer, HostTimer, clocked, timer_for
 from tests.runtime.clocked import L2, ClockedDevice, ClockedPlan
 from tests.runtime.fake import fake_steps, laid_out
 
@@ -126,7 +126,7 @@ def test_of_a_slow_plan_a_graph_holds_few_runs(device: ClockedDevice) -> None:
 
 def test_memory_for_timing_is_bounded(device: ClockedDevice) -> None:
     one = region(128)
-    total = sum(v.type.span_bytes + ALIGNMENT for v in (*one.inputs, *one.outputs))
+    total = sum(v.type.span_bytes + PIECE for v in (*one.inputs, *one.outputs))
     declined = CudaTimer(device, total - 1).bench(one, arrays(one))  # type: ignore[arg-type]
     assert isinstance(declined, Decline)
     assert "tuning_memory" in declined.reason
@@ -135,7 +135,7 @@ def test_memory_for_timing_is_bounded(device: ClockedDevice) -> None:
     tight.measure(plan, math.inf)
     assert len(dict.fromkeys(plan.seen)) == 2
     with pytest.raises(ExecutionError, match="tuning_memory leaves"):
-        tight.measure(ClockedPlan(one, device, 5.0, workspace_bytes=1000), math.inf)
+        tight.measure(ClockedPlan(one, device, 5.0, workspace_bytes=4000), math.inf)
 
 
 def test_closing_gives_the_memory_back(device: ClockedDevice) -> None:
