@@ -16,9 +16,11 @@ from graphdnn.answer import Decline
 from graphdnn.compiler import compile_for
 from graphdnn.engines import manifest
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
+from graphdnn.engines.trial import Ground, trial
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
+from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.timing import CudaTimer
 from graphdnn.target import Target
 from tests.runtime.clocked import ClockedDevice, ClockedPlan
@@ -150,3 +152,35 @@ def test_plans_that_were_not_chosen_are_let_go(monkeypatch: pytest.MonkeyPatch) 
 def plans_alive() -> list[ClockedPlan]:
     """By type: isinstance would ask every object of the process for its class, which some answer with a warning."""
     return [o for o in gc.get_objects() if type(o) in KINDS.values()]
+
+
+def test_first_runs_take_place_on_one_piece_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan finds zeros and room enough, after a larger one and after a smaller one; nothing is left behind."""
+    device = ClockedDevice()
+    seen: list[tuple[int, ...]] = []
+
+    class Watching(ClockedPlan):
+        def _run(self, inputs: Sequence[int], outputs: Sequence[int], workspace: int) -> None:
+            region = self.region
+            for address, value in zip((*inputs, *outputs), (*region.inputs, *region.outputs), strict=True):
+                assert not host_view(address, value.type, None).any()
+                assert address % 256 == 0
+            seen.append((*inputs, *outputs, workspace))
+            super()._run(inputs, outputs, workspace)
+
+    def tried(rows: int, workspace: int, ground: Ground) -> int | Decline:
+        g = gd.GraphBuilder("rows")
+        graph = g.build({"y": g.exp(g.input("x", (rows, 33), gd.float32))})
+        region = Region.of(graph, graph.nodes)
+        candidate = Candidate("watching", region, "plan", workspace, "float32")
+        return trial(Watching(region, device, 1.0, workspace_bytes=workspace), candidate, ground)
+
+    before, lived = device.allocations, len(device.live)
+    with Ground(device) as ground:  # type: ignore[arg-type]
+        for rows, workspace in ((8, 0), (64, 1000), (8, 5), (64, 1000), (9, 0)):
+            assert tried(rows, workspace, ground) == 1
+    assert device.allocations - before == 2
+    assert len(device.live) == lived
+    for addresses in seen:
+        x, y, workspace = addresses
+        assert x < y < workspace

@@ -9,7 +9,7 @@ from functools import partial
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support
 from graphdnn.engines.pool import Pool
-from graphdnn.engines.trial import Built, Limits, Plan, Tried, built, ran, refusal_of, within_limits
+from graphdnn.engines.trial import Built, Ground, Limits, Plan, Tried, built, ran, refusal_of, within_limits
 from graphdnn.engines.tune import Job, Outcome, Tuner, floor_us
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
@@ -222,10 +222,11 @@ class Desk:
         pool = Pool(min(self.threads, len(attempts)))
         firsts = pool.all([partial(a.advance) for a in attempts.values()])
         pool.close()
-        for (place, attempt), first in zip(attempts.items(), firsts, strict=True):
-            found = self._plans[place] = attempt.settle(first)
-            if isinstance(found, Refused):
-                self._answers[place[1]][place[0]] = found.decline
+        with Ground(device) as ground:
+            for (place, attempt), first in zip(attempts.items(), firsts, strict=True):
+                found = self._plans[place] = attempt.settle(first, ground)
+                if isinstance(found, Refused):
+                    self._answers[place[1]][place[0]] = found.decline
         return [self._plans[e, r.key] for e, r in wanted]
 
 
@@ -277,11 +278,11 @@ class Attempt:
                 self._rest = [] if isinstance(proposed, Decline) else [c for c in proposed if c.name not in names]
         return self._rest.pop(0) if self._rest else None
 
-    def settle(self, first: Built | None) -> Chosen | Refused:
+    def settle(self, first: Built | None, ground: Ground) -> Chosen | Refused:
         """The first plan that also runs, or why there is none."""
         one = first
         while one is not None:
-            done = one if one is self._ready else ran(one, self._device)
+            done = one if one is self._ready else ran(one, ground)
             if isinstance(done, Built):
                 return self._chosen(done)
             self._tried.append(done)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Self
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Prober, Support
@@ -14,6 +16,9 @@ Plan = DevicePlan | HostPlan
 
 RUN_ERRORS = (ExecutionError, RuntimeError)
 """What a plan that cannot run raises; the second is cuDNN's frontend's."""
+
+PIECE = 256
+"""Bytes at whose multiples the tensors of a first run start, as memory of their own would."""
 
 TRYING = "graphdnn.trying"
 """Audit event before a plan is built, and again before its first run: engine, plan, pattern of the region.  Whoever
@@ -133,15 +138,50 @@ def as_built(candidate: Candidate, plan: Plan) -> Candidate:
     return candidate if isinstance(plan, HostPlan) else replace(candidate, workspace_bytes=plan.workspace_bytes)
 
 
-def ran(one: Built, device: Device) -> Built | Tried:
+class Ground:
+    """Device memory that plans run on for the first time, one after the other, in a context.
+
+    One piece of it, as large as the largest plan so far needs: asking for memory anew for each tensor of each plan
+    takes longer than the runs, and giving it back waits for the device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._piece: Any = None
+        self._nbytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def addresses(self, sizes: Sequence[int]) -> list[int]:
+        """Addresses of pieces of these sizes, at multiples of 256 bytes; their content is whatever was left there.
+
+        Those given before are void.  Raises ExecutionError where there is not enough memory.
+        """
+        *starts, nbytes = accumulate((-(-size // PIECE) * PIECE for size in sizes), initial=0)
+        if self._piece is None or nbytes > self._nbytes:
+            self._close()
+            self._piece, self._nbytes = self.device.allocate(max(nbytes, 1)), nbytes
+        return [self._piece.handle + start for start in starts]
+
+    def _close(self) -> None:
+        if self._piece is not None:
+            self._piece.close()
+            self._piece = None
+
+
+def ran(one: Built, ground: Ground) -> Built | Tried:
     """The same plan after its first run, or the failure."""
     candidate = one.candidate
     sys.audit(TRYING, candidate.engine, candidate.name, candidate.region.pattern)
-    kernels = trial(one.plan, candidate, device)
+    kernels = trial(one.plan, candidate, ground)
     return Tried(candidate, "failed", str(kernels)) if isinstance(kernels, Decline) else replace(one, kernels=kernels)
 
 
-def trial(plan: Plan, candidate: Candidate, device: Device) -> int | Decline:
+def trial(plan: Plan, candidate: Candidate, ground: Ground) -> int | Decline:
     """Runs a device plan once on scratch memory, so that lazy loading and first-run failures happen here.
 
     The memory is zero: lengths and indices in it must not lead outside.  Gives the kernels that one run launches, read
@@ -149,24 +189,18 @@ def trial(plan: Plan, candidate: Candidate, device: Device) -> int | Decline:
     """
     if isinstance(plan, HostPlan):
         return 1
-    region = candidate.region
+    region, device = candidate.region, ground.device
     sizes = [v.type.span_bytes for v in (*region.inputs, *region.outputs)]
-    buffers = []
     try:
         with device:
-            for nbytes in (*sizes, max(plan.workspace_bytes, 1)):
-                buffers.append(device.allocate(nbytes))
-            *addresses, workspace = [b.handle for b in buffers]
-            for address, nbytes in zip(addresses, sizes, strict=True):
-                device.fill(address, 0, nbytes, device.stream)
+            *addresses, workspace = ground.addresses((*sizes, plan.workspace_bytes))
+            if workspace > addresses[0]:
+                device.fill(addresses[0], 0, workspace - addresses[0], device.stream)
             plan.enqueue(addresses, device.stream, workspace)
             device.synchronize()
             return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
     except RUN_ERRORS as error:
         return Decline(Code.RUN, f"failed on its first run: {error}")
-    finally:
-        for buffer in buffers:
-            buffer.close()
 
 
 def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:

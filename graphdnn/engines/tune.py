@@ -22,7 +22,7 @@ from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober,
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.pool import Lazy, Pool
 from graphdnn.engines.remember import Found, Memory
-from graphdnn.engines.trial import Built, Limits, Tried, built, ran, refusal_of
+from graphdnn.engines.trial import Built, Ground, Limits, Tried, built, ran, refusal_of
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
@@ -232,10 +232,11 @@ class Tuner:
         try:
             floor = floor_us(region, self._device.target, self._policy.precision)
             referee = Referee(region, inputs, self._policy, rng)
-            contest = Contest(bench, referee, self.budget, partial(ran, device=self._device), floor)
-            for engine, support in job.engines:
-                contest.run(queues[engine.name], engine.name, support, show)
-            tried, plans, refused = contest.finish()
+            with Ground(self._device) as ground:
+                contest = Contest(bench, referee, self.budget, partial(ran, ground=ground), floor)
+                for engine, support in job.engines:
+                    contest.run(queues[engine.name], engine.name, support, show)
+                tried, plans, refused = contest.finish()
         finally:
             bench.close()
         outcome = judged(tried, plans, self._limits)

@@ -19,7 +19,7 @@ from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.engines.manifest import engines_for
-from graphdnn.engines.trial import as_built, trial
+from graphdnn.engines.trial import Ground, as_built, trial
 from graphdnn.errors import CompileError, SavedFileError
 from graphdnn.executable import Decided, Executable, Once, Pick
 from graphdnn.ir.graph import Graph
@@ -204,16 +204,18 @@ def restored_plans(file: File, regions: Sequence[Region], desk: Desk, device: De
         plans = pool.map(again, candidates, contents)
         file.read_rest()  # while the libraries load the plans
     found = []
-    for candidate, plan, model in zip(candidates, plans, file.manifest.plans, strict=True):
-        chosen = tried(candidate, plan, model.kernels, desk, device)
-        if isinstance(chosen, Decline):
-            return replace(chosen, reason=f"plan {candidate.name!r} of {candidate.engine} was not restored ({chosen})")
-        found.append(chosen)
+    with Ground(device) as ground:
+        for candidate, plan, model in zip(candidates, plans, file.manifest.plans, strict=True):
+            chosen = tried(candidate, plan, model.kernels, desk, ground)
+            if isinstance(chosen, Decline):
+                who = f"plan {candidate.name!r} of {candidate.engine}"
+                return replace(chosen, reason=f"{who} was not restored ({chosen})")
+            found.append(chosen)
     return found
 
 
 def tried(
-    candidate: Candidate, plan: DevicePlan | HostPlan | Decline, kernels: int, desk: Desk, device: Device
+    candidate: Candidate, plan: DevicePlan | HostPlan | Decline, kernels: int, desk: Desk, ground: Ground
 ) -> Chosen | Decline:
     """A restored plan that ran once, so that nothing of it is loaded later inside a capture."""
     if isinstance(plan, Decline):
@@ -222,8 +224,7 @@ def tried(
     excluded = desk.limits.excludes(actual.workspace_bytes, actual.deterministic)
     if excluded:
         return Decline(Code.BUILD, excluded)
-    with device:
-        launched = trial(plan, actual, device)
+    launched = trial(plan, actual, ground)
     if isinstance(launched, Decline):
         return launched
     return Chosen(candidate.engine, actual, plan, kernels, ())

@@ -106,7 +106,8 @@ class CudnnEngine:
 
     def _problem(self, region: Region, device: Device, policy: Policy) -> Decline | None:
         problem = library()
-        return objection(region, device.target, policy) if problem is None else problem
+        answer = self.supports(region, device.target, policy) if problem is None else problem
+        return answer if isinstance(answer, Decline) else None
 
     def _who(self, candidate: Candidate, device: Device) -> dict[str, str]:
         import cudnn
