@@ -245,13 +245,13 @@ def unplaced(node: Node, space: Sequence[int]) -> Decline:
 
 
 def row_axes(nodes: Sequence[Node], places: Mapping[Value, Place], extents: Sequence[int]) -> tuple[int, ...]:
-    """The axes of the space that the first fold folds; none where nothing is folded."""
-    for node in nodes:
-        if isinstance(node.op, Reduce):
-            folded = [a for axis in node.op.axes for a in places[node.operands[0]][axis].axes]
-            # A fold over axes of extent 1 alone still needs a row to fold: any such axis is one.
-            return tuple(folded) or (next(a for a, n in enumerate(extents) if n == 1),)
-    return ()
+    """The axes of the space that the first fold of more than one element folds; none where nothing is folded."""
+    folds = [(places[n.operands[0]], n.op.axes) for n in nodes if isinstance(n.op, Reduce)]
+    for place, axes in folds:
+        if folded := tuple(a for axis in axes for a in place[axis].axes):
+            return folded
+    # Folds over axes of extent 1 alone still need a row to fold: any such axis is one.
+    return tuple(a for a, n in enumerate(extents) if n == 1)[:1] if folds else ()
 
 
 def walk_axes(

@@ -80,6 +80,16 @@ def test_folds_over_other_rows_have_kernels_too(axis: int, shape: tuple[int, ...
     assert {n for r in report.regions for n in r.nodes} >= {"reduce_max", "reduce_mean"}
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_folds_of_one_element_beside_others_have_kernels(rows: int, keepdims: bool) -> None:
+    g = gd.GraphBuilder("folds")
+    one = g.reduce_max(g.input("x", (rows, 1), gd.float32), axes=1, keepdims=keepdims)
+    many = g.reduce_sum(g.input("z", (rows, 24), gd.float32), axes=1, keepdims=keepdims)
+    report = gd.compile(g.build({"y": g.add(one, many)}), H200).report
+    assert {n for r in report.regions for n in r.nodes} == {"reduce_max", "reduce_sum", "add"}
+
+
 @pytest.mark.parametrize("sample", OURS, ids=str)
 def test_every_sample_is_taken(sample: Sample, rng: np.random.Generator) -> None:
     region = whole(sample.graph(rng))
