@@ -224,6 +224,15 @@ class Parent:
                 frame = frame[os.write(self._answers, frame) :]
 
 
+class Heavy:
+    """Finds that there is no torch: cuDNN's frontend imports it where it is, which takes seconds, and does without."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "torch":
+            raise ModuleNotFoundError("a child process does without torch", name=name)
+
+
 def serve(entry: str) -> None:
     """The child's whole life: what is printed goes to stderr, so that the pipes carry frames only."""
     faulthandler.enable()
@@ -236,6 +245,7 @@ def serve(entry: str) -> None:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     sys.argv[:] = ["graphdnn"]
+    sys.meta_path.insert(0, Heavy)
     module, _, name = entry.partition(":")
     work = getattr(import_module(module), name)
     os.write(answers, MARK)

@@ -35,7 +35,8 @@ class ChildProber:
     """Tries plans in one child process, started at the first question, and anew after it died.
 
     `engines` says where each engine lives, as "module:attribute", since that is how the child finds it.  A verdict
-    holds while `environment` (the device, the versions of its libraries and of graphdnn) stays the same.
+    holds while `environment` (the device, the versions of its libraries and of graphdnn) stays the same.  Where one
+    plan of a library's numbered engine passed, those that differ from it in knobs alone pass for the same region.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ChildProber:
         self._child: Child | None = None
         self._unstartable: Ended | None = None
         self._sent: Graph | None = None
+        self._passed: set[tuple[str, str, str]] = set()
         self._lock = threading.Lock()
 
     def probe(self, region: Region, engine: str, plan: str) -> Decline | None:
@@ -62,8 +64,13 @@ class ChildProber:
         known = recalled(self._device.store.get(KIND, key))
         if known is not None:
             return decline_of(known, engine, plan)
+        kin = (engine, region.key, plan.split("_")[0])
         with self._lock:
+            if kin in self._passed:
+                return None
             answer = self._ask(region, engine, plan)
+            if isinstance(answer, dict) and answer["verdict"] == "passed":
+                self._passed.add(kin)
         if isinstance(answer, Ended):
             answer = {"verdict": "unable" if answer.by_chance else "failed", "reason": answer.how}
         if answer["verdict"] in ("passed", "failed"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import stat
@@ -19,6 +20,7 @@ from graphdnn.engines.reference import ReferenceEngine, ReferencePlan
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
+from graphdnn.runtime.child import Parent
 from graphdnn.target import Target
 
 PLACE = "tests.runtime.faulty:FaultyEngine"
@@ -46,6 +48,17 @@ def garble() -> None:
         with contextlib.suppress(OSError):
             if stat.S_ISFIFO(os.fstat(number).st_mode):
                 os.write(number, b"\xff" * 4096)
+
+
+def import_torch(parent: Parent) -> None:
+    """A child's work: tries to import torch."""
+    parent.receive()
+    try:
+        importlib.import_module("torch")
+        found = True
+    except ImportError:
+        found = False
+    parent.send({"found": found, "loaded": "torch" in sys.modules})
 
 
 def leave_another_behind() -> None:

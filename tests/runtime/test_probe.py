@@ -122,6 +122,34 @@ def test_one_child_serves_until_it_dies(prober: ChildProber, monkeypatch: pytest
     assert len(started) == 2
 
 
+def test_knobs_of_one_engine_need_one_probe(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(self: ChildProber, region: Region, engine: str, plan: str) -> dict[str, str]:
+        asked.append(plan)
+        return {"verdict": "failed" if plan == "eng8_k1=2" else "passed", "reason": "it died"}
+
+    monkeypatch.setattr(ChildProber, "_ask", ask)
+    prober = ChildProber(ENGINES, HostDevice(store), POLICY, HERE)
+    plans = ("eng8_k1=2", "eng8_k1=3", "eng8_k1=4", "eng8", "eng80_k1=2", "eng8_k1=2")
+    verdicts = [prober.probe(some_region(), "faulty", plan) is None for plan in plans]
+    assert verdicts == [False, True, True, True, True, False]
+    assert asked == ["eng8_k1=2", "eng8_k1=3", "eng80_k1=2"]
+    assert prober.probe(some_region(3.0), "faulty", "eng8_k1=4") is None
+    assert prober.probe(some_region(), "reference", "eng8_k1=4") is None
+    assert asked[3:] == ["eng8_k1=4", "eng8_k1=4"]
+
+
+def test_a_child_does_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is installed, cuDNN's frontend would import it."""
+    (tmp_path / "torch.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    child = Child.start("tests.runtime.faulty:import_torch")
+    assert not isinstance(child, Ended)
+    assert child.ask({}, 20) == {"found": False, "loaded": False}
+    child.close()
+
+
 def test_nothing_is_started_before_the_first_question(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     with ChildProber(ENGINES, HostDevice(), POLICY, HERE):
@@ -328,7 +356,7 @@ def test_a_package_in_an_archive_without_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups here")
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = SCRIPT.format(path=[str(ROOT), *(p for p in sys.path if p)], place=PLACE) + textwrap.dedent("""
-        prober.probe(Region.of(graph, graph.nodes), "faulty", "good")
+        prober.probe(Region.of(graph, graph.nodes), "faulty", "chatter")
         print(prober._child._process.pid, flush=True)
         import os
         os.kill(os.getpid(), 9)
