@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.ops.pointwise import Elementwise
@@ -79,15 +80,16 @@ class Field:
     @cached_property
     def beside(self) -> Neighbours:
         """Who reads computing nodes, directly."""
-        return Neighbours({i: self.readers_of(i, 0) for i in map(self.graph.position.__getitem__, self.computing)})
+        return self._neighbours(0)
 
     @cached_property
     def across(self) -> Neighbours:
         """Who reads computing nodes, directly or through views."""
-        if not self.views:
-            return self.beside
-        views = self.views
-        return Neighbours({i: self.readers_of(i, views) for i in map(self.graph.position.__getitem__, self.computing)})
+        return self._neighbours(self.views) if self.views else self.beside
+
+    def _neighbours(self, through: int) -> Neighbours:
+        places = [self.graph.position[n] for n in self.computing]
+        return Neighbours({i: self.readers_of(i, through) for i in places})
 
     def readers_of(self, i: int, through: int) -> tuple[int, ...]:
         """Computing nodes that read a node's results, or those of `through` (bit set) in between, ascending."""
@@ -116,15 +118,14 @@ class Field:
 
 
 class Neighbours:
-    """Readers of computing nodes, ascending, and makers of what they read, descending; by position."""
+    """For each computing node, by position, the bit sets of those that read it and of those that make what it reads."""
 
     def __init__(self, readers: dict[int, tuple[int, ...]]) -> None:
-        self.readers = readers
-        made: dict[int, list[int]] = {i: [] for i in readers}
+        self.readers = {i: sum(1 << reader for reader in found) for i, found in readers.items()}
+        self.makers = dict.fromkeys(readers, 0)
         for i, found in readers.items():
             for reader in found:
-                made[reader].append(i)
-        self.makers = {i: tuple(sorted(makers, reverse=True)) for i, makers in made.items()}
+                self.makers[reader] |= 1 << i
 
 
 def bits_of(mask: int, nodes: tuple[Node, ...]) -> Iterator[Node]:
@@ -134,29 +135,20 @@ def bits_of(mask: int, nodes: tuple[Node, ...]) -> Iterator[Node]:
         mask ^= low
 
 
-@dataclass(frozen=True)
-class Grown:
-    """A convex set of nodes in the making: computing members in the order they joined, and what leads to and from them.
+class Grown(NamedTuple):
+    """A convex set of nodes in the making, as bit sets: all nodes, what leads to and from them, who reads its computing
+    nodes and who makes what they read.
 
-    `mask` has the views between them too.
+    `mask` has the views between its `size` computing nodes too.
     """
 
     mask: int
-    members: tuple[int, ...]
+    size: int
     above: int
     below: int
+    readers: int
+    makers: int
     partners: int = 0
-
-    def with_node(self, field: Field, i: int, partners: int, views: int) -> Grown | None:
-        """The set with node `i` too, and those of `views` that stand between; None where a path would leave it and
-        come back."""
-        mask = self.mask | 1 << i
-        above, below = self.above | field.above[i], self.below | field.below[i]
-        between = above & below & ~mask
-        if between & ~views:
-            return None
-        mask |= between
-        return Grown(mask, (*self.members, i), above, below, self.partners + partners)
 
 
 @dataclass(frozen=True)
@@ -179,30 +171,54 @@ class Growth:
 
     @property
     def seed(self) -> Grown:
-        i = self.start
-        return Grown(1 << i, (i,), self.field.above[i], self.field.below[i])
+        i, field, beside = self.start, self.field, self.beside
+        return Grown(1 << i, 1, field.above[i], field.below[i], beside.readers[i], beside.makers[i])
 
     def steps(self, grown: Grown) -> Iterator[tuple[Grown, bool]]:
         """The set with one node more, readers first in the order they run, then makers, nearest first; and whether it
         was a reader."""
-        readers = dict.fromkeys(sorted({j for i in grown.members for j in self.beside.readers[i]}))
-        makers = dict.fromkeys(sorted({j for i in grown.members for j in self.beside.makers[i]}, reverse=True))
-        for reads, places, fits in ((True, readers, self.reader), (False, makers, self.maker)):
-            for i in places:
-                if grown.mask >> i & 1 or i < self.first:
-                    continue
-                larger = self.joined(grown, i, fits)
-                if larger is not None:
-                    yield larger, reads
+        free = ~grown.mask >> self.first << self.first
+        readers, makers = grown.readers & free, grown.makers & free
+        while readers:
+            low = readers & -readers
+            readers ^= low
+            larger = self.joined(grown, low.bit_length() - 1, self.reader)
+            if larger is not None:
+                yield larger, True
+        while makers:
+            i = makers.bit_length() - 1
+            makers ^= 1 << i
+            larger = self.joined(grown, i, self.maker)
+            if larger is not None:
+                yield larger, False
 
     def joined(self, grown: Grown, i: int, fits: Callable[[Node], bool]) -> Grown | None:
         node = self.field.graph.nodes[i]
-        others = len(grown.members) - 1 - grown.partners
         if fits(node):
-            return grown.with_node(self.field, i, 0, self.views) if others < self.limit else None
+            others = grown.size - 1 - grown.partners
+            return self.with_node(grown, i, 0) if others < self.limit else None
         if grown.partners < self.partners and self.partner(node):
-            return grown.with_node(self.field, i, 1, self.views)
+            return self.with_node(grown, i, 1)
         return None
+
+    def with_node(self, grown: Grown, i: int, partners: int) -> Grown | None:
+        """The set with node `i` too, and the views that stand between; None where a path would leave it and come
+        back."""
+        field, beside = self.field, self.beside
+        mask = grown.mask | 1 << i
+        above, below = grown.above | field.above[i], grown.below | field.below[i]
+        between = above & below & ~mask
+        if between & ~self.views:
+            return None
+        return Grown(
+            mask | between,
+            grown.size + 1,
+            above,
+            below,
+            grown.readers | beside.readers[i],
+            grown.makers | beside.makers[i],
+            grown.partners + partners,
+        )
 
     def series(self) -> Iterator[Grown]:
         """Ever larger sets: first all readers one by one, then makers, up to the largest."""
@@ -210,8 +226,7 @@ class Growth:
         while (step := next(self.steps(grown), None)) is not None:
             larger, reads = step
             turned = read_last and not reads
-            size = len(grown.members)
-            if size <= SMALL or size % SPACING == 0 or turned:
+            if grown.size <= SMALL or grown.size % SPACING == 0 or turned:
                 yield grown
             grown, read_last = larger, reads
         yield grown
