@@ -19,6 +19,7 @@ from graphdnn.engines.contract import Device, Support
 from graphdnn.errors import CompileError, SetupError
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.op import Op
+from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType
 from graphdnn.ir.views import is_free
@@ -196,7 +197,11 @@ def tuned_cover(cover: Cover, desk: Desk, price: Price) -> Cover | None:
 
 
 def measured_cover(graph: Graph, proposals: Sequence[Proposal], problem: Problem) -> Cover | None:
-    """The cover of least measured time; None where a node lost its last engine meanwhile."""
+    """The cover of least measured time; None where a node lost its last engine meanwhile.
+
+    Of a cover that only competes, pointwise regions are timed first: they are built in no time, and what they take may
+    rule out the cover before the plans of a convolution or product are built for it.
+    """
     desk = problem.desk
     assert desk.tuner is not None
     price: Price = desk.estimate
@@ -205,7 +210,8 @@ def measured_cover(graph: Graph, proposals: Sequence[Proposal], problem: Problem
         fresh = [o.region for o in cover.picks if desk.outcome(o.region) is None]
         if not fresh and price == desk.promise:
             return cover
-        desk.tune(fresh)
+        light = [r for r in fresh if all(isinstance(n.op, Elementwise) for n in r.nodes)]
+        desk.tune(light if light and price == desk.promise else fresh)
         if unserved(graph, proposals, desk) is not None:
             return None
         price = desk.promise

@@ -47,6 +47,18 @@ class TestMeasure:
         assert [r.pattern for r in exe.report.regions] == ["relu", "softmax"]
         assert answer(exe.report, "fused", "relu+softmax").verdict == "wrong"
 
+    @pytest.mark.parametrize(("relu_us", "is_timed"), [(9.0, False), (3.0, True)])
+    def test_pointwise_parts_are_timed_first_and_may_rule_out_the_rest(
+        self, relu_us: float, is_timed: bool, clock: Clock, with_engines: Any
+    ) -> None:
+        """The softmax is bounded by an eighth of its estimate, 1.25 us, and the fused plan takes 10."""
+        times = {"relu": relu_us, "softmax": 20.0, "relu+softmax": 10.0}
+        with_engines(Scripted("one", {"a": Act(times=lambda r: times[r.pattern])}, clock, takes=tuple(times)))
+        report = compiled(chain(), "measure").report
+        assert [r.pattern for r in report.regions] == ["relu+softmax"]
+        assert answer(report, "one", "relu").measured_us == pytest.approx(relu_us)
+        assert (answer(report, "one", "softmax").measured_us is not None) is is_timed
+
 
 class TestUntimed:
     """An engine whose first plan may be very slow, though its best one is fast."""
