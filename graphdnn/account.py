@@ -211,6 +211,7 @@ def accepted(
         nodes=region.origins,
         verdict=verdict,
         reason="" if is_chosen else conflict or "a cheaper cover won",
+        ruled_out=answer.ruled_out,
         estimated_us=answer.estimated_us,
         measured_us=desk.measured(engine, region),
         plans=plan_reports(desk, engine, region),
@@ -293,6 +294,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 written_bytes=region.written_bytes,
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
                 last_resort=answer.last_resort,
+                ruled_out=answer.ruled_out,
                 notes=(*(plan.candidate.notes if plan else answer.notes), *remarks(made.desk, region, answer)),
                 alternatives=tuple(c for c in touching(region) if c.verdict != "chosen"),
             )

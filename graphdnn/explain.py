@@ -127,6 +127,8 @@ def lessons(region: RegionReport, regions: Sequence[RegionReport]) -> list[Lesso
     found += [lesson(1, c) for c in region.alternatives if c.verdict in TROUBLE]
     found += [lesson(2, c) for c in same if c.verdict == "declined" and not c.fix and c.code not in BESIDE_THE_POINT]
     found += next_larger(region, larger, regions)
+    costs = dict.fromkeys(text for text in (region.ruled_out, *(c.ruled_out for c in same)) if text)
+    found += [Lesson(1, ("ruled out",), f"excluded: {text}") for text in costs]
     close = [c for c in same if c.verdict == "slower" and taken(c) <= CLOSE * taken(region)]
     found += [Lesson(4, ("close", c.engine), f"close: {c.engine} at {taken(c):.1f} us") for c in close]
     once = {one.text: one for one in sorted(found, key=lambda one: one.rank)}

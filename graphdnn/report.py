@@ -53,6 +53,8 @@ class CandidateReport(Record):
     estimated_us: float | None = None
     measured_us: float | None = None
     plans: tuple[PlanReport, ...] = ()
+    ruled_out: str = ""
+    """What an option costs here, where the engine would have something better without it."""
 
 
 class RegionReport(Record):
@@ -72,6 +74,7 @@ class RegionReport(Record):
     written_bytes: int
     deterministic: bool
     last_resort: bool
+    ruled_out: str = ""
     notes: tuple[str, ...] = ()
     alternatives: tuple[CandidateReport, ...] = ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.answers import remembered
@@ -59,7 +59,14 @@ class CublasLtEngine:
         words = precision_words(problem, policy)
         unit = "tf32" if words == "tf32" else problem.a.dtype.name
         best = estimate(problem, region, target, unit, workspace_limit(policy))
-        return Support(best.us, words, kernels=best.kernels, workspace_bytes=best.workspace_bytes)
+        free = estimate(problem, region, target, unit, workspace_limit(unbounded(policy)))
+        ruled_out = ""
+        if free.us < best.us:
+            ruled_out = (
+                f"workspace_limit={policy.workspace_limit} rules out {free.workspace_bytes} bytes of scratch, with "
+                f"which cublaslt is estimated at {free.us:.1f} us"
+            )
+        return Support(best.us, words, kernels=best.kernels, workspace_bytes=best.workspace_bytes, ruled_out=ruled_out)
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
         problem = accept(region, device.target)
@@ -69,10 +76,18 @@ class CublasLtEngine:
         if isinstance(library, Decline):
             return library
         compute = compute_type(problem, policy)
-        request = Request(workspace_limit(policy), VECTOR_BYTES, allowed_reductions(policy), COUNT)
-        found = search(library, device, problem, compute, request, policy.precision)
-        if isinstance(found, Decline):
-            return found
+        found: dict[str, tuple[int, Algorithm]] = {}
+        refusal: Decline | None = None
+        # What no option rules out comes second where options do: the report says what they cost.
+        for asked in dict.fromkeys((unbounded(policy), policy)):
+            request = Request(workspace_limit(asked), VECTOR_BYTES, allowed_reductions(asked), COUNT)
+            algorithms = search(library, device, problem, compute, request, policy.precision)
+            if isinstance(algorithms, Decline):
+                refusal = algorithms
+                continue
+            found.update((a.name, (request.reductions, a)) for a in algorithms if a.name not in found)
+        if refusal is not None and not found:
+            return refusal
         words = precision_words(problem, policy)
         return [
             Candidate(
@@ -83,9 +98,9 @@ class CublasLtEngine:
                 words,
                 deterministic=algorithm.is_deterministic,
                 notes=(f"{algorithm.waves:.2f} waves",),
-                recipe=Recipe(problem, compute, policy.precision, request.reductions, algorithm),
+                recipe=Recipe(problem, compute, policy.precision, reductions, algorithm),
             )
-            for algorithm in found
+            for reductions, algorithm in found.values()
         ]
 
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
@@ -163,6 +178,11 @@ def accept(region: Region, target: Target) -> Problem | Decline:
     if refusal is None:
         refusal = problem_declines(problem, region, target)
     return problem if refusal is None else refusal
+
+
+def unbounded(policy: Policy) -> Policy:
+    """The same without the options that only rule plans out."""
+    return replace(policy, workspace_limit=None, deterministic=False)
 
 
 def allowed_reductions(policy: Policy) -> int:

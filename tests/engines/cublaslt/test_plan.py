@@ -13,10 +13,11 @@ from nvmath.bindings import cublasLt
 
 import graphdnn as gd
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Candidate, Policy
+from graphdnn.engines.contract import Candidate, Policy, Support
 from graphdnn.engines.cublaslt import engine as engine_module
 from graphdnn.engines.cublaslt import library as library_module
 from graphdnn.engines.cublaslt.engine import CublasLtEngine
+from graphdnn.engines.cublaslt.library import REDUCTIONS
 from graphdnn.engines.cublaslt.plan import CublasLtPlan
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
@@ -220,15 +221,37 @@ def test_order_of_additions(fake: Fake) -> None:
     region = product(*CASES["one"], gd.float16)
     flags = {c.name.split("_")[0]: c.deterministic for c in candidates_of(region, precision="reduced")}
     assert flags == {f"algo{x.id}": x.id != 68 for x in STOCK}
-    steady = candidates_of(region, precision="reduced", deterministic=True)
-    assert "algo68" not in [c.name.split("_")[0] for c in steady]
+    asked = candidates_of(region, precision="reduced", deterministic=True)
+    assert {c.name.split("_")[0]: c.deterministic for c in asked} == flags  # the report says what the option rules out
+    reductions = [p["REDUCTION_SCHEME_MASK"] for p in fake.preferences[-2:]]
+    assert reductions[0] & REDUCTIONS["INPLACE"]
+    assert not reductions[1] & REDUCTIONS["INPLACE"]
 
 
 @pytest.mark.parametrize(("limit", "offered"), [(None, 32 << 20), (0, 0), (512, 512), (1 << 30, 32 << 20)])
 def test_workspace_offered(fake: Fake, limit: int | None, offered: int) -> None:
     found = candidates_of(product(*CASES["one"], gd.float16), workspace_limit=limit)
-    assert fake.preferences[0]["MAX_WORKSPACE_BYTES"] == offered
-    assert all(c.workspace_bytes <= offered for c in found)
+    assert fake.preferences[0]["MAX_WORKSPACE_BYTES"] == 32 << 20
+    assert fake.preferences[-1]["MAX_WORKSPACE_BYTES"] == offered
+    assert any(c.workspace_bytes <= offered for c in found)
+    assert len({c.name for c in found}) == len(found)
+
+
+def test_what_a_limit_costs_is_said(fake: Fake) -> None:
+    """Case A6: the plans that the limit excludes are in the report, with their bytes and the time without it."""
+    region = product(Strided((64, 8192)), Strided((8192, 512)), gd.float16)
+    free, none = (
+        CublasLtEngine().supports(region, H200().target, Policy(workspace_limit=limit)) for limit in (None, 0)
+    )
+    assert isinstance(free, Support)
+    assert isinstance(none, Support)
+    assert free.workspace_bytes > 0
+    assert free.ruled_out == ""
+    assert none.estimated_us > free.estimated_us
+    assert none.ruled_out == (
+        f"workspace_limit=0 rules out {free.workspace_bytes} bytes of scratch, with which cublaslt is estimated at "
+        f"{free.estimated_us:.1f} us"
+    )
 
 
 def test_the_library_s_no_is_a_decline_with_its_words(fake: Fake) -> None:
