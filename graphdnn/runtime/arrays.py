@@ -216,3 +216,14 @@ def empty(type: TensorType) -> Array:
     """Host memory of this type, strides included."""
     flat = np.empty(type.extent, type.dtype.numpy)
     return np.lib.stride_tricks.as_strided(flat, type.shape, [s * flat.itemsize for s in type.layout])
+
+
+def in_memory_order(array: Array, type: TensorType) -> Array:
+    """The array where its elements lie as the type's strides say; a copy where they do not."""
+    strides = tuple(s * type.dtype.itemsize for s in type.layout)
+    wanted = [s for s, n in zip(strides, type.shape, strict=True) if n > 1]
+    if [s for s, n in zip(array.strides, type.shape, strict=True) if n > 1] == wanted:
+        return array
+    copied = empty(type)
+    np.copyto(copied, array)
+    return copied

@@ -13,7 +13,7 @@ from graphdnn.errors import ExecutionError
 from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
-from graphdnn.runtime.arrays import empty
+from graphdnn.runtime.arrays import empty, in_memory_order
 from graphdnn.runtime.reading import read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
 
@@ -24,7 +24,8 @@ class HostGraph:
     def __init__(self, graph: Graph, placed: Schedule) -> None:
         self.graph = graph
         self.schedule = placed
-        self.constants = {v: graph.payloads[name].array() for name, v in graph.constants.items()}
+        # numpy adds in the order in which elements lie, so that bits would follow from where an array came from.
+        self.constants = {v: in_memory_order(graph.payloads[n].array(), v.type) for n, v in graph.constants.items()}
         last: dict[Value, int] = {}
         for number, step in enumerate(placed.steps):
             for value in step.region.inputs:

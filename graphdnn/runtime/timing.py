@@ -20,7 +20,7 @@ from graphdnn.engines.contract import Bench, Device, DevicePlan, HostPlan, Timin
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import Array, TensorType
-from graphdnn.runtime.arrays import empty
+from graphdnn.runtime.arrays import empty, in_memory_order
 from graphdnn.runtime.device import CudaDevice, HostDevice
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Place, Schedule
@@ -306,17 +306,6 @@ def clocked(clock: Callable[[], float], run: Callable[[], object], best_us: floa
 def timer_for(device: Device, memory: int | None = None) -> CudaTimer | HostTimer:
     """What times plans on a device, with at most `memory` bytes for their data."""
     return CudaTimer(device, memory) if isinstance(device, CudaDevice) else HostTimer()
-
-
-def in_memory_order(array: Array, type: TensorType) -> Array:
-    """The array where its elements lie as the type's strides say; a copy where they do not."""
-    strides = tuple(s * type.dtype.itemsize for s in type.layout)
-    wanted = [s for s, n in zip(strides, type.shape, strict=True) if n > 1]
-    if [s for s, n in zip(array.strides, type.shape, strict=True) if n > 1] == wanted:
-        return array
-    copied = empty(type)
-    np.copyto(copied, array)
-    return copied
 
 
 def device_plan(plan: DevicePlan | HostPlan) -> DevicePlan:
