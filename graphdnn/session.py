@@ -6,13 +6,18 @@ from typing import Self
 
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.contract import Device
+from graphdnn.engines.manifest import MANIFEST
 from graphdnn.engines.remember import Memory
 from graphdnn.engines.tune import Tuner
 from graphdnn.planning import Planned, Problem
 from graphdnn.progress import watcher
 from graphdnn.runtime.schedule import Schedule
 from graphdnn.runtime.timing import timer_for
+from graphdnn.runtime.workshop import Workshop
 from graphdnn.variants import fastest
+
+HOLD_THE_LOCK = ("cudnn",)
+"""Engines whose libraries compile one plan at a time in one process, since their bindings keep Python's lock."""
 
 
 class Session:
@@ -25,6 +30,7 @@ class Session:
         self._timer = timer_for(device, options.tuning_memory)
         self._memory = Memory(device.store, desk.target, desk.policy, desk.limits)
         self._watcher = watcher(options.progress)
+        self._workshop = Workshop({name: MANIFEST[name] for name in HOLD_THE_LOCK}, device, desk.policy)
         self.tuner = Tuner(
             device,
             desk.policy,
@@ -33,6 +39,7 @@ class Session:
             Budget(options.tuning_budget_s),
             self._memory,
             prober=desk.prober,
+            workshop=self._workshop,
             watcher=self._watcher,
             threads=desk.threads,
         )
@@ -44,6 +51,7 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self.tuner.__exit__(*error)
+        self._workshop.close()
         self._problem.desk.let_go()
         if self._watcher is not None:
             self._watcher.close()

@@ -6,7 +6,7 @@ Every region is timed once, however often it occurs.  Here nothing is chosen: ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +32,9 @@ PLANS = 10
 PROBING = 2
 """Threads that wait for plans which are tried in a child first, so that they hold up no others."""
 
+WORTH = 24
+"""Plans that are to be built before it is worth while to start children for that."""
+
 BATCH = 8
 """Regions whose plans are built at once, before any of them is timed."""
 
@@ -40,6 +43,13 @@ FLOOR = Efficiency(bandwidth=1.25, matrix=1.25, plain=1.25)
 
 FLOOR_GAPS = 0.5
 """Launch gaps that any kernel takes."""
+
+
+Proposed = Sequence[Candidate] | Decline
+"""What an engine proposes for a region."""
+
+Orders = Mapping[tuple[str, str, str], Future[Decline | None]]
+"""Plans that are built elsewhere, by engine, region and name."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,16 @@ class Progress:
     plan: str
     best_us: float | None
     left_s: float | None
+
+
+class Workshop(Protocol):
+    """Builds plans elsewhere, for engines that take turns in this process."""
+
+    def takes(self, engine: str) -> bool:
+        """Whether plans of this engine may be ordered."""
+
+    def order(self, region: Region, engine: str, plan: str) -> Future[Decline | None]:
+        """Has a plan built, unless that is cancelled before somebody begins; gives why it is not to be built here."""
 
 
 class Watcher(Protocol):
@@ -125,6 +145,7 @@ class Tuner:
         memory: Memory,
         *,
         prober: Prober | None = None,
+        workshop: Workshop | None = None,
         watcher: Watcher | None = None,
         threads: int = 1,
         seed: int = 0,
@@ -137,6 +158,7 @@ class Tuner:
         self._timer = timer
         self._memory = memory
         self._prober = prober
+        self._workshop = workshop
         self._doubtful = Pool(min(threads, PROBING))
         self._watcher = watcher
         self._pool = Pool(threads)
@@ -155,9 +177,11 @@ class Tuner:
         """What was found of each job's region, in their order; those that the budget did not reach are noted so."""
         outcomes = [self._recalled(job) for job in jobs]
         fresh = [index for index, known in enumerate(outcomes) if known is None]
+        proposed = self._proposed([jobs[index] for index in fresh])
+        orders = self._ordered([jobs[index] for index in fresh], proposed)
         for start in range(0, len(fresh), BATCH):
             batch = fresh[start : start + BATCH]
-            queues = self._built([jobs[index] for index in batch])
+            queues = self._built([jobs[index] for index in batch], proposed[start : start + BATCH], orders)
             for number, (index, queue) in enumerate(zip(batch, queues, strict=True), start + 1):
                 show = self._shower(jobs[index].region.pattern, number, len(fresh))
                 outcomes[index] = self._timed(jobs[index], queue, show)
@@ -173,38 +197,72 @@ class Tuner:
         outcome.note = found.note
         return outcome
 
-    def _built(self, jobs: Sequence[Job]) -> list[dict[str, Queue]]:
+    def _proposed(self, jobs: Sequence[Job]) -> list[dict[str, Proposed]]:
+        """What the engines propose for each job."""
+
+        def ask(engine: Engine, region: Region) -> Proposed:
+            with self._device:
+                return engine.candidates(region, self._device, self._policy)
+
+        pairs = [(engine, job.region) for job in jobs for engine, _ in job.engines]
+        waiting = iter([self._pool.start(partial(ask, *pair)) for pair in pairs])
+        found: list[dict[str, Proposed]] = [{} for _ in jobs]
+        for row, job in zip(found, jobs, strict=True):
+            for (engine, _), future in zip(job.engines, waiting, strict=False):
+                if self.budget.is_over():
+                    future.cancel()
+                else:
+                    row[engine.name] = future.result()
+        return found
+
+    def _ordered(self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]]) -> Orders:
+        """Orders for plans, in the order in which they will be needed; none where they are so few that to start
+        children takes longer."""
+        wanted: list[Candidate] = []
+        for job, row in zip(jobs, proposed, strict=True):
+            for engine in (e.name for e, _ in job.engines if e.name not in hopeless(job)):
+                plans = row.get(engine, ())
+                if self._workshop is not None and self._workshop.takes(engine) and not isinstance(plans, Decline):
+                    wanted += [c for c in plans[: cut(plans, self._limits)] if c.is_known and not self._limits.bars(c)]
+        if self._workshop is None or len(wanted) < WORTH:
+            return {}
+        return {(c.engine, c.region.key, c.name): self._workshop.order(c.region, c.engine, c.name) for c in wanted}
+
+    def _built(
+        self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]], orders: Orders
+    ) -> list[dict[str, Queue]]:
         """The engines' plans for each job, built.
 
         Nothing is built beside plans that are timed: a library that waits for the device would end a capture.  Plans of
         engines without hope by estimate are built when they are asked for, which they hardly ever are.
         """
-        pairs = [(job, engine) for job in jobs for engine, _ in job.engines]
-        waiting = [self._pool.start(partial(self._proposed, engine, job.region)) for job, engine in pairs]
         queues: list[dict[str, Queue]] = [{} for _ in jobs]
-        numbers = [i for i, job in enumerate(jobs) for _ in job.engines]
-        for number, (_, engine), future in zip(numbers, pairs, waiting, strict=True):
-            if self.budget.is_over():
-                future.cancel()
-                continue
-            queues[number][engine.name] = self._queue(engine, future.result(), engine.name in hopeless(jobs[number]))
+        for queue, job, row in zip(queues, jobs, proposed, strict=True):
+            for engine, _ in job.engines:
+                if engine.name in row and not self.budget.is_over():
+                    queue[engine.name] = self._queue(engine, row[engine.name], engine.name in hopeless(job), orders)
         started = [f for row in queues for queue in row.values() for _, f in queue.builds if not isinstance(f, Lazy)]
         self._pool.settle(started)
         return queues
 
-    def _proposed(self, engine: Engine, region: Region) -> Sequence[Candidate] | Decline:
-        with self._device:
-            return engine.candidates(region, self._device, self._policy)
-
-    def _queue(self, engine: Engine, proposed: Sequence[Candidate] | Decline, is_hopeless: bool) -> Queue:
+    def _queue(self, engine: Engine, proposed: Proposed, is_hopeless: bool, orders: Orders) -> Queue:
         if isinstance(proposed, Decline):
             return Queue(refusal=proposed)
         builds: list[tuple[Candidate, Future[Built | Tried]]] = []
         for candidate in proposed[: cut(proposed, self._limits)]:
             pool = self._pool if candidate.is_known or self._prober is None else self._doubtful
-            work = partial(built, engine, candidate, self._device, self._limits, self._prober)
+            order = orders.get((candidate.engine, candidate.region.key, candidate.name))
+            work = partial(self._made, engine, candidate, order)
             builds.append((candidate, Lazy(work) if is_hopeless else pool.start(work)))
         return Queue(builds, tuple(proposed[len(builds) :]))
+
+    def _made(self, engine: Engine, candidate: Candidate, order: Future[Decline | None] | None) -> Built | Tried:
+        """A plan built here, after whoever began to build it elsewhere is done."""
+        if order is not None and not order.cancel():
+            fault = order.result()
+            if fault is not None:
+                return Tried(candidate, "failed", str(fault))
+        return built(engine, candidate, self._device, self._limits, self._prober)
 
     def _shower(self, pattern: str, number: int, total: int) -> Callable[[str, float], None]:
         def show(plan: str, best_us: float) -> None:

@@ -126,6 +126,10 @@ class Child:
         """The next message of a child that sends several."""
         return self._exchange(seconds, self._read)
 
+    def kill(self) -> None:
+        """Ends the child from another thread than the one that talks to it, which is told so, and is to close it."""
+        _kill(self._process)
+
     def close(self) -> None:
         """Ends the child, whatever it is doing."""
         self._finalizer()

@@ -25,6 +25,9 @@ from graphdnn.runtime.child import Child, Ended, Parent
 PROBE_SECONDS = 60.0
 """How long building and running one plan may take; building at run time takes up to a second."""
 
+WORK = "graphdnn.runtime.probe:work"
+"""What a child does that is asked such questions."""
+
 KIND = "probe"
 """Kind of the store's entries."""
 
@@ -97,29 +100,36 @@ class ChildProber:
         if self._unstartable is not None:
             return self._unstartable
         if self._child is None:
-            started = Child.start("graphdnn.runtime.probe:work")
+            started = Child.start(WORK)
             if isinstance(started, Ended):
                 self._unstartable = started
                 return started
             self._child = started
-        answer = self._child.ask(self._question(region, engine, plan), self._seconds)
+        question = asked(region, self._engines[engine], plan, self._policy, self._device, self._sent)
+        answer = self._child.ask(question, self._seconds)
         if isinstance(answer, Ended) or answer["verdict"] == "failed":
             self.close()
         else:
             self._sent = region.graph
         return answer
 
-    def _question(self, region: Region, engine: str, plan: str) -> Message:
-        target, store = self._device.target, self._device.store
-        return {
-            "graph": None if region.graph is self._sent else region.graph.to_json(),
-            "nodes": [n.name for n in region.nodes],
-            "key": region.key,
-            "engine": self._engines[engine],
-            "plan": plan,
-            "policy": asdict(self._policy),
-            "device": [target.kind, target.ordinal, str(getattr(store, "directory", ""))],
-        }
+
+def asked(
+    region: Region, engine: str, plan: str, policy: Policy, device: Device, sent: Graph | None, *, runs: bool = True
+) -> Message:
+    """The question to a child that was `sent` a graph before: does the plan of the engine at this place build, and run
+    where it `runs`?"""
+    target, store = device.target, device.store
+    return {
+        "graph": None if region.graph is sent else region.graph.to_json(),
+        "nodes": [n.name for n in region.nodes],
+        "key": region.key,
+        "engine": engine,
+        "plan": plan,
+        "policy": asdict(policy),
+        "device": [target.kind, target.ordinal, str(getattr(store, "directory", ""))],
+        "runs": runs,
+    }
 
 
 def recalled(content: bytes | None) -> Message | None:
@@ -188,7 +198,7 @@ def tried(region: Region, question: Message) -> Message:
 
 
 def ran(region: Region, question: Message, engine: Engine, device: Device) -> Message:
-    """Builds and runs the plan; whatever it raises is the plan's fault."""
+    """Builds the plan, and runs it where that is asked for; whatever it raises is the plan's fault."""
     with device:
         candidate = engine.named(region, question["plan"], device, policy_of(question["policy"]))
         plan = candidate if isinstance(candidate, Decline) else engine.build(candidate, device)
@@ -196,6 +206,8 @@ def ran(region: Region, question: Message, engine: Engine, device: Device) -> Me
             fix = plan.fix
             parts = [fix.target, fix.attribute, fix.before, fix.after] if fix else None
             return {"verdict": "declined", "code": plan.code.value, "reason": plan.reason, "fix": parts}
+        if not question["runs"]:
+            return {"verdict": "built"}
         if isinstance(plan, HostPlan):
             plan.run([np.zeros(v.type.shape, v.type.dtype.numpy) for v in region.inputs])
             return {"verdict": "passed"}

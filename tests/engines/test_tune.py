@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn import session
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines import check
+from graphdnn.engines import check, tune
+from graphdnn.engines.trial import Tried, built
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
 from tests.engines.compiled import answer, compiled, double, told
@@ -396,6 +399,61 @@ def test_unknown_plans_are_probed_before_they_are_built(
     assert [(t.candidate.name, t.verdict) for t in found.tried] == [("b", "failed"), ("c", "chosen"), ("a", "slower")]
     assert "signal 11" in found.tried[0].reason
     assert engine.built == ["c"]
+
+
+class TestElsewhere:
+    """Plans that somebody else builds meanwhile."""
+
+    class Workshop:
+        """Has begun nothing, built all, or found that plan b does harm."""
+
+        def __init__(self, has_begun: bool) -> None:
+            self.has_begun = has_begun
+            self.orders: dict[str, Future[Decline | None]] = {}
+
+        def takes(self, engine: str) -> bool:
+            return engine == "one"
+
+        def order(self, region: Any, engine: str, plan: str) -> Future[Decline | None]:
+            found: Future[Decline | None] = Future()
+            if self.has_begun:
+                found.set_result(Decline(Code.BUILD, "the child died of signal 6") if plan == "b" else None)
+            self.orders[plan] = found
+            return found
+
+        def close(self) -> None:
+            """Nothing is held."""
+
+    @pytest.mark.parametrize("has_begun", [False, True])
+    def test_what_does_harm_there_is_not_built_here(
+        self, has_begun: bool, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        workshop = self.Workshop(has_begun)
+        monkeypatch.setattr(session, "Workshop", lambda *_: workshop)
+        monkeypatch.setattr(tune, "WORTH", 3)
+        acts = {"a": Act(30), "b": Act(5), "c": Act(12), "d": Act(1, workspace=900), "e": Act(1, is_known=False)}
+        engine = Scripted("one", acts, clock)
+        with_engines(engine, Scripted("other", {"o": Act(50)}, clock))
+        monkeypatch.setattr(tune, "built", unprobed)
+        report = compiled(double(), workspace_limit=100, disabled_plans=()).report
+        assert list(workshop.orders) == ["a", "b", "c"]
+        assert told(report, "one")["b"] == ("failed" if has_begun else "chosen")
+        assert ("b" in engine.built) is not has_begun
+        assert all(order.cancelled() is not has_begun for order in workshop.orders.values())
+
+    def test_a_few_plans_are_not_worth_it(self, clock: Clock, with_engines: Any, monkeypatch: Any) -> None:
+        workshop = self.Workshop(True)
+        monkeypatch.setattr(session, "Workshop", lambda *_: workshop)
+        with_engines(Scripted("one", {"a": Act(30), "b": Act(5)}, clock))
+        assert compiled(double()).report.regions[0].plan == "b"
+        assert not workshop.orders
+
+
+def unprobed(engine: Any, candidate: Any, device: Any, limits: Any, prober: Any) -> Any:
+    """Builds what is known; the rest would be tried in a child."""
+    if not candidate.is_known:
+        return Tried(candidate, "failed", "not tried")
+    return built(engine, candidate, device, limits)
 
 
 def test_engines_without_hope_by_estimate_are_not_even_built(clock: Clock, with_engines: Any) -> None:

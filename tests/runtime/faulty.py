@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
@@ -23,6 +24,7 @@ from graphdnn.ir.types import Array
 from graphdnn.runtime.child import Parent
 from graphdnn.target import Target
 
+SHELF = "FAULTY_SHELF"
 PLACE = "tests.runtime.faulty:FaultyEngine"
 
 
@@ -127,6 +129,17 @@ class FaultyEngine:
         if candidate.name == "hungry":
             return FaultyPlan(candidate.region, "good", 1 << 60)
         return FaultyPlan(candidate.region, candidate.name.removeprefix("in build "))
+
+
+class StoringReference(ReferenceEngine):
+    """The CPU's engine, which leaves each plan that it builds on the shelf, a directory; it has one of any name."""
+
+    def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
+        return Candidate(self.name, region, name, 0, "float32")
+
+    def build(self, candidate: Candidate, device: Device) -> ReferencePlan:
+        (Path(os.environ[SHELF]) / candidate.name).write_text(str(os.getpid()))
+        return super().build(candidate, device)
 
 
 class FaultyReference(ReferenceEngine):

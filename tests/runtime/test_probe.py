@@ -253,6 +253,7 @@ class OneQuestion:
             "plan": "good",
             "policy": asdict(POLICY),
             "device": ["cpu", 0, ""],
+            "runs": True,
         }
         self.questions = [{**question, **changes}]
         self.answers: list[dict[str, object]] = []
