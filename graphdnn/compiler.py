@@ -12,7 +12,7 @@ from graphdnn.account import Decisions, account, engine_of
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk, nothing
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Support
-from graphdnn.engines.manifest import MANIFEST, engines_for
+from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
 from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError
 from graphdnn.executable import Decided, Executable, Once, Pick
@@ -152,6 +152,8 @@ def uncollected() -> Iterator[None]:
 def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Device | None]:
     """The machine that is meant, and the device where it is here.  Raises CompileError for an unknown word."""
     if isinstance(target, Target):
+        if target.kind not in BY_KIND:
+            raise CompileError(f"compile: target {target} is of kind {target.kind!r}; {' or '.join(BY_KIND)} is needed")
         if not target.present:
             return target, None
         device = device_for(target.kind, target.ordinal, options.cache_dir)
@@ -159,10 +161,9 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
         kind = ("cuda" if device_present() else "cpu") if target == "auto" else target
         device = device_for(kind, None, options.cache_dir)
     else:
-        raise CompileError(
-            f'compile: target is {target!r}; "auto", "cpu", "cuda" or a gd.Target is needed '
-            f"(a described device: gd.Target.named({target!r}))"
-        )
+        given: object = target
+        hint = f" (a described device: gd.Target.named({given!r}))" if isinstance(given, str) else ""
+        raise CompileError(f'compile: target is {target!r}; "auto", "cpu", "cuda" or a gd.Target is needed{hint}')
     return device.target, device
 
 

@@ -57,7 +57,8 @@ class CompileOptions(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "options"
-            raise CompileError(f"CompileOptions: {where} is {first['input']!r}: {first['msg']}") from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise CompileError(f"CompileOptions: {where} is {first['input']!r}: {message}") from None
 
     @field_validator("disabled_passes")
     @classmethod
@@ -78,6 +79,13 @@ class CompileOptions(BaseModel):
                 raise ValueError(f'{name!r} is no engine with a plan; a form such as "cudnn:eng8_k24=2" is needed')
             known((engine,), tuple(MANIFEST))
         return names
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _directory_can_be_named(cls, path: str | None) -> str | None:
+        if path is not None and "\0" in path:
+            raise ValueError("a path without null characters is needed")
+        return path
 
     def policy(self) -> Policy:
         """Those of the options that engines see."""

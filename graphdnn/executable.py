@@ -125,6 +125,12 @@ class Executable:
 
         write_lock(self.report, self.decided, Path(path))
 
+    def __reduce__(self) -> Any:
+        raise ExecutionError(
+            f"the executable of graph {self.graph.name} cannot be pickled or copied; save and graphdnn.load carry it "
+            "to another process, and context gives another one here"
+        )
+
     def _present(self) -> Program:
         if self._program is None:
             raise ExecutionError(

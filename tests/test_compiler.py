@@ -1,6 +1,7 @@
 """compile as a whole: what happens where engines promise more than they hold, and what it refuses."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,8 @@ def test_what_no_plan_can_be_built_for_is_expanded_after_all(rng: np.random.Gene
         ({"graph": "text"}, "graph is a str"),
         ({"options": {"precision": "tf32"}}, "options is a dict"),
         ({"target": "h200"}, r"gd\.Target\.named\('h200'\)"),
-        ({"target": 3}, "target is 3"),
+        ({"target": 3}, "target is 3; .* is needed$"),
+        ({"target": Target("x", "tpu", False, 1e12, {"float32": 1e12})}, r"target x .* of kind 'tpu'; cuda or cpu"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
@@ -88,3 +90,16 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
     graph = g.build({"y": g.relu(g.input("x", (3,), gd.float32))})
     with pytest.raises(gd.CompileError, match=message):
         gd.compile(**({"graph": graph, "target": "cpu"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"disabled_passes": ("fuze",)}, r"disabled_passes is \('fuze',\): 'fuze' is not one of canonicalize, .*fuse"),
+        ({"cache_dir": "a\0b"}, "cache_dir is .*: a path without null characters is needed"),
+        ({"workspace_limit": True}, "workspace_limit is True: .*integer"),
+    ],
+)
+def test_wrong_options_are_named(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(gd.CompileError, match=message):
+        gd.CompileOptions(**option)

@@ -1,8 +1,11 @@
 """What compiling leaves for later, and what it leaves as it was."""
 
+import copy
 import gc
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import numpy as np
@@ -108,3 +111,25 @@ def test_a_graph_that_runs_nowhere_here_says_for_what_it_was_planned(written: li
     with pytest.raises(gd.ExecutionError, match="planned for h200"):
         exe({"x": np.ones((4, 8), np.float32)})
     assert written == []
+
+
+@pytest.mark.parametrize("transfer", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_is_neither_pickled_nor_copied(transfer: Callable[[object], object]) -> None:
+    with pytest.raises(gd.ExecutionError, match=r"cannot be pickled or copied; save and .*load"):
+        transfer(gd.compile(graph(), target="cpu"))
+
+
+def test_outputs_to_bind_are_named() -> None:
+    exe, x = gd.compile(graph(), target="cpu"), np.ones((4, 8), np.float32)
+    with pytest.raises(gd.ExecutionError, match=r"outputs of graph .* are a list; a mapping"):
+        exe.bind({"x": x}, [x])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("write", ["save", "save_lock"])
+def test_a_file_that_cannot_be_written_is_named_as_the_caller_named_it(write: str, tmp_path: Path) -> None:
+    exe = gd.compile(graph(), target="cpu")
+    for path, kind in ((tmp_path / "none" / "file", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(kind) as said:
+            getattr(exe, write)(path)
+        assert said.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []

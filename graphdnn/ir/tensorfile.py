@@ -64,14 +64,20 @@ UNFINISHED = ".part"
 
 
 class atomic:  # noqa: N801  (used like a function)
-    """A binary file that takes the place of `path` once it is written whole, with the rights of any new file."""
+    """A binary file that takes the place of `path` once it is written whole, with the rights of any new file.
+
+    Raises OSError naming `path` where it cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
 
     def __enter__(self) -> Any:
-        self.file = open(self.part, "xb")
+        try:
+            self.file = open(self.part, "xb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
         return self.file
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -81,9 +87,9 @@ class atomic:  # noqa: N801  (used like a function)
             return
         try:
             os.replace(self.part, self.path)
-        except OSError:
+        except OSError as error:
             os.unlink(self.part)
-            raise
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
 
 def read_tensors(path: Path) -> dict[str, Array]:

@@ -72,6 +72,11 @@ class Program:
         A call inside the caller's own stream capture puts the plans into that graph; whatever it needs stays alive for
         as long as that graph may run, or until `close` where the driver cannot tell how long that is.
         """
+        if not isinstance(outputs, Mapping | None):
+            raise ExecutionError(
+                f"outputs of graph {self.graph.name} are a {type(outputs).__name__}; a mapping from name to array is "
+                "needed"
+            )
         return self._context.bind(inputs, outputs)
 
     def context(self) -> Program:

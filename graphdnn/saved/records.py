@@ -51,6 +51,8 @@ def read_json(who: str, content: bytes) -> Any:
         return json.loads(content.decode("utf-8"), object_pairs_hook=distinct, parse_constant=no_number)
     except RecursionError:
         raise SavedFileError(f"{who}: it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise SavedFileError(f"{who}: it is no JSON (it is no text in UTF-8)") from None
     except ValueError as error:
         raise SavedFileError(f"{who}: it is no JSON ({str(error)[:SHOWN]})") from None
 
