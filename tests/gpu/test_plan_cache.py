@@ -24,6 +24,7 @@ from graphdnn.engines.cublaslt.engine import CublasLtEngine
 from graphdnn.engines.cudnn import engine as cudnn_engine
 from graphdnn.engines.cudnn.engine import CudnnEngine
 from graphdnn.engines.cudnn.kept import PLANS, here, read_plan
+from graphdnn.engines.manifest import MANIFEST
 from graphdnn.engines.nvrtc import compile as compiler
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.engines.saved import identity, pack, spelled
@@ -32,6 +33,7 @@ from graphdnn.ir.types import row_major
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import LEGACY_STREAM
+from graphdnn.runtime.workshop import Workshop
 from tests.engines.cudnn.layouts import whole
 from tests.engines.cudnn.regions import bias, convolution, product
 from tests.engines.cudnn.test_support import TAKEN
@@ -341,6 +343,31 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert set(warm["seen"]) <= {"rebuild"}
     assert (warm["bits"], warm["plans"]) == (cold["bits"], cold["plans"])
     print(f"compiled in {cold['seconds']:.2f} s cold and {warm['seconds']:.2f} s warm, in a fresh process each")
+
+
+def test_plans_that_children_build_are_read_here(fresh: CudaDevice, builds: list[str]) -> None:
+    proposed = CudnnEngine().candidates(CONV, fresh, Policy())
+    assert not isinstance(proposed, Decline)
+    known = [c for c in proposed if c.is_known][:8]
+    workshop = Workshop({"cudnn": MANIFEST["cudnn"]}, fresh, Policy(), count=2)
+    assert workshop.takes("cudnn")
+    begun = time.perf_counter()
+    try:
+        orders = [workshop.order(CONV, "cudnn", c.name) for c in known]
+        assert [order.result(120) for order in orders] == [None] * len(known)
+    finally:
+        workshop.close()
+    elsewhere = time.perf_counter() - begun
+    entries = [e for e in fresh.store.entries() if e.kind == PLANS]  # type: ignore[attr-defined]
+    assert entries, "cuDNN writes most plans down"
+    builds.clear()
+    begun = time.perf_counter()
+    with fresh:
+        plans = [CudnnEngine().build(c, fresh) for c in known]
+    assert not any(isinstance(p, Decline) for p in plans)
+    assert builds.count("build") == len(known) - len(entries), "what is in the store is not compiled again"
+    here_s = time.perf_counter() - begun
+    print(f"{len(known)} plans: {elsewhere:.2f} s in 2 children with their start, {here_s:.3f} s read here")
 
 
 def test_asking_cublaslt_is_not_worth_a_cache(fresh: CudaDevice) -> None:
