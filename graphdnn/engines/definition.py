@@ -12,8 +12,11 @@ from graphdnn.ir.evaluate import apply, operand, widened
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
+from graphdnn.ir.ops.norm import Norm
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.pool import Pool
+from graphdnn.ir.ops.reduction import Reduce
+from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
@@ -70,8 +73,9 @@ def follows(node: Node, count: int) -> tuple[bool, ...]:
     rank = node.result_types[0].rank
     if isinstance(op, Elementwise):
         return tuple(op.aligned(i, s, rank)[0] == count for i, s in enumerate(shapes))
-    if isinstance(op, Conv | ConvTranspose | Pool):
-        return (True, *(False for _ in shapes[1:]))
+    if isinstance(op, Conv | ConvTranspose | Pool | Norm | Softmax | Reduce):
+        mixed = (op.axis,) if isinstance(op, Softmax) else getattr(op, "axes", ())
+        return (0 not in mixed, *(False for _ in shapes[1:]))
     if isinstance(op, MatMul):
         return (True, False) if rank == 2 else tuple(len(s) == rank and s[0] == count for s in shapes)
     if isinstance(op, Attention):

@@ -57,7 +57,13 @@ def pooled(g: gd.GraphBuilder) -> gd.Value:
     return g.gelu(g.max_pool(g.input("x", (4, 3, 8, 8), gd.float32), kernel=2))
 
 
-@pytest.mark.parametrize("build", [depthwise, square, attention, pooled])
+def rows(g: gd.GraphBuilder) -> gd.Value:
+    """A norm and what goes along a row, each entry being a matrix."""
+    y = g.layer_norm(g.input("x", (4, 4, 4), gd.float32), g.input("s", (4,), gd.float32), axes=-1)
+    return g.reduce_sum(g.softmax(y, axis=1), axes=2)
+
+
+@pytest.mark.parametrize("build", [depthwise, square, attention, pooled, rows])
 def test_parts_are_taken_of_what_goes_entry_by_entry(
     build: Callable[[gd.GraphBuilder], gd.Value], rng: np.random.Generator
 ) -> None:
@@ -81,13 +87,24 @@ def turned(g: gd.GraphBuilder) -> gd.Value:
     return g.relu(g.transpose(g.input("x", (4, 4), gd.float32), (1, 0)))
 
 
+def summed(g: gd.GraphBuilder) -> gd.Value:
+    """What is left behind the sum is as long as the batch was."""
+    return g.reduce_sum(g.relu(g.input("x", (4, 4), gd.float32)), axes=0)
+
+
+def normalised(g: gd.GraphBuilder) -> gd.Value:
+    return g.rms_norm(g.input("x", (4, 4), gd.float32), axes=(0, 1))
+
+
 def shared(g: gd.GraphBuilder) -> gd.Value:
     """An operand that is read whole and by entry is given to the region, so both can be had."""
     x = g.input("x", (4, 4), gd.float32)
     return g.matmul(x, x)
 
 
-@pytest.mark.parametrize(("build", "count"), [(weights, 1), (mixed, 1), (turned, 1), (shared, 4)])
+@pytest.mark.parametrize(
+    ("build", "count"), [(weights, 1), (mixed, 1), (turned, 1), (summed, 1), (normalised, 1), (shared, 4)]
+)
 def test_what_mixes_entries_has_no_parts(
     build: Callable[[gd.GraphBuilder], gd.Value], count: int, rng: np.random.Generator
 ) -> None:
