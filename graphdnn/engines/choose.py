@@ -7,16 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.contest import TRUST
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support
 from graphdnn.engines.pool import Pool
 from graphdnn.engines.trial import Built, Ground, Limits, Plan, Tried, built, ran, refusal_of, within_limits
 from graphdnn.engines.tune import Job, Outcome, Tuner, floor_us
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
-
-TRUST = 8.0
-"""How far below its estimate a plan may come: what would not win even so is not timed.  Estimates of classes of kernels
-that were measured are within a factor of two."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from graphdnn.engines.check import Finding, Referee
 from graphdnn.engines.contract import Bench, Candidate, Support
 from graphdnn.engines.trial import RUN_ERRORS, Built, Tried
 
-HOPELESS = 20.0
-"""An engine whose estimate is this multiple of the best time so far is not timed."""
+TRUST = 8.0
+"""How far below its estimate a plan may come: what would not win even so is not timed.  Estimates of classes of kernels
+that were measured are within a factor of two."""
 
 FirstRun = Callable[[Built], Built | Tried]
 """Runs a plan for the first time."""
@@ -56,7 +57,7 @@ class Contest:
         if queue.refusal is not None:
             self._refused[engine] = queue.refusal
             return
-        if support.estimated_us > HOPELESS * self._best_us:
+        if support.estimated_us > TRUST * self._best_us:
             reason = f"not timed: estimated {support.estimated_us:.1f} us against {self._best_us:.1f}"
             tried += [Tried(c, "slower", reason) for c, _ in queue.builds]
             self._witnesses += queue.builds[:1]

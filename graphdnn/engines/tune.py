@@ -17,7 +17,7 @@ import numpy as np
 from graphdnn.answer import Decline
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.check import Referee, inputs_for
-from graphdnn.engines.contest import HOPELESS, Contest, Queue
+from graphdnn.engines.contest import TRUST, Contest, Queue
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support, Timer
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.pool import Lazy, Pool
@@ -28,6 +28,10 @@ from graphdnn.target import Target
 
 PLANS = 10
 """Plans of one engine that are timed, in its own order; the best is rarely farther down."""
+
+HOPELESS = 2 * TRUST
+"""An engine whose estimate is this multiple of the least one is not built before the others were timed: that one would
+have to take twice its estimate for this one to matter."""
 
 PROBING = 2
 """Threads that wait for plans which are tried in a child first, so that they hold up no others."""
