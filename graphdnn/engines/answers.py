@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Policy, Support
-from graphdnn.ir.region import Region
-from graphdnn.ir.views import resolve
+from graphdnn.ir.region import Region, Wording
 from graphdnn.target import Target
 
 MOST = 16384
@@ -19,7 +18,6 @@ MOST = 16384
 
 E = TypeVar("E")
 Supports = Callable[[E, Region, Target, Policy], Support | Decline]
-Wording = tuple[tuple[str, ...], tuple[bool, ...], tuple[int, ...]]
 
 
 class Answers:
@@ -45,14 +43,14 @@ class Answers:
                 return None
             self._kept.move_to_end(question)
         answer, words = found
-        return answer if words is None or words == wording(region) else None
+        return answer if words is None or words == region.wording else None
 
     def keep(self, question: tuple[str, str, str], region: Region, answer: Support | Decline) -> None:
         """Keeps an answer, but not that something is missing here: it may be installed."""
         if isinstance(answer, Decline) and answer.code is Code.SETUP:
             return
         with self._lock:
-            self._kept[question] = answer, None if isinstance(answer, Support) else wording(region)
+            self._kept[question] = answer, None if isinstance(answer, Support) else region.wording
             self._kept.move_to_end(question)
             while len(self._kept) > self.most:
                 self._kept.popitem(last=False)
@@ -90,12 +88,3 @@ def remembered(supports: Supports[E]) -> Supports[E]:
 def circumstances(target: Target, policy: Policy) -> str:
     """Target and policy as part of a key; made once, since a key is looked up by its hash."""
     return repr((target, policy))
-
-
-def wording(region: Region) -> Wording:
-    """What the sentences of an answer may hold of a region beside its structure: names, whether a type is written with
-    its strides, where views start."""
-    values = (*region.inputs, *(v for n in region.nodes for v in n.results))
-    places = resolve(region.graph)
-    starts = tuple(places[v][1] for v in region.inputs)
-    return region.names, tuple(v.type.strides is None for v in values), starts

@@ -107,6 +107,11 @@ class Node:
     def result_types(self) -> tuple[TensorType, ...]:
         return tuple(v.type for v in self.results)
 
+    @cached_property
+    def inferred(self) -> tuple[TensorType, ...]:
+        """The types that the op gives for the operands; asked for each graph that the node is carried into."""
+        return self.op.infer(*self.operand_types)
+
     @property
     def flops(self) -> int:
         return self.op.flops(self.operand_types, self.result_types)
@@ -261,6 +266,15 @@ class Graph:
             for value in node.operands:
                 users.setdefault(value, {})[node] = None
         return {v: tuple(ns) for v, ns in users.items()}
+
+    @cached_property
+    def readers(self) -> Mapping[Value, int]:
+        """For each value the bit set (by `position`) of the nodes that read it; values without readers are absent."""
+        masks: dict[Value, int] = {}
+        for index, node in enumerate(self.nodes):
+            for value in node.operands:
+                masks[value] = masks.get(value, 0) | 1 << index
+        return masks
 
     @cached_property
     def position(self) -> Mapping[Node, int]:

@@ -14,6 +14,8 @@ from graphdnn.ir.views import is_part_of, resolve
 ALIGNMENT = 16
 """Bytes at whose multiples every input, constant, state and computed value starts, whoever hands it in."""
 
+Wording = tuple[tuple[str, ...], tuple[bool, ...], tuple[int, ...]]
+
 
 @dataclass(frozen=True, eq=False)
 class Region:
@@ -39,18 +41,14 @@ class Region:
     def inputs(self) -> tuple[Value, ...]:
         """Values read from outside, each once, in order of first use; constants count, immediates do not."""
         inside = {v for n in self.nodes for v in n.results}
-        return tuple(dict.fromkeys(v for n in self.nodes for v in n.operands if v not in inside and v.literal is None))
+        read = [v for n in self.nodes for v in n.operands if v not in inside and v.literal is None]
+        return tuple(dict.fromkeys(read))
 
     @cached_property
     def outputs(self) -> tuple[Value, ...]:
         """Values that are needed outside: by other nodes, as graph outputs or as next values of states."""
-        inside = set(self.nodes)
-        return tuple(
-            v
-            for n in self.nodes
-            for v in n.results
-            if v in self.graph.escaping or any(u not in inside for u in self.graph.users.get(v, ()))
-        )
+        escaping, readers, outside = self.graph.escaping, self.graph.readers, ~self.mask
+        return tuple([v for n in self.nodes for v in n.results if v in escaping or readers.get(v, 0) & outside])
 
     @cached_property
     def alignments(self) -> tuple[int, ...]:
@@ -58,20 +56,26 @@ class Region:
 
         Memory of its own starts at multiples of ALIGNMENT; a view starts anywhere in it.
         """
-        places = resolve(self.graph)
-        return tuple(gcd(ALIGNMENT, places[v][1] * v.type.dtype.itemsize) for v in self.inputs)
+        starts = zip(self.inputs, self._places, strict=True)
+        return tuple(
+            [gcd(ALIGNMENT, offset * v.type.dtype.itemsize) if offset else ALIGNMENT for v, (_, offset) in starts]
+        )
 
     @property
     def _sharing(self) -> tuple[str, ...]:
         """For each input that is a view of an earlier one's memory, where it lies from there; empty for the others."""
-        places = resolve(self.graph)
         first: dict[Value, tuple[int, int]] = {}
         found: list[str] = []
-        for index, value in enumerate(self.inputs):
-            root, offset = places[value]
+        for index, (root, offset) in enumerate(self._places):
             before, start = first.setdefault(root, (index, offset))
             found.append("" if before == index else f" in i{before} from {offset - start}")
         return tuple(found)
+
+    @cached_property
+    def _places(self) -> tuple[tuple[Value, int], ...]:
+        """For each input the value in whose memory it lies, and how many elements into it."""
+        places = resolve(self.graph)
+        return tuple([places[v] for v in self.inputs])
 
     @cached_property
     def pattern(self) -> str:
@@ -89,10 +93,17 @@ class Region:
 
         In regions of equal keys those at one place correspond; a later one of equal names is the closer one.
         """
-        places = resolve(self.graph)
-        roots = (places[v][0].name for v in self.inputs)
-        made = (name for node in self.nodes for name in (node.name, *(v.name for v in node.results)))
-        return (*roots, *(v.name for v in self.inputs), *made)
+        roots = [root.name for root, _ in self._places]
+        made = [name for node in self.nodes for name in (node.name, *[v.name for v in node.results])]
+        return (*roots, *[v.name for v in self.inputs], *made)
+
+    @cached_property
+    def wording(self) -> Wording:
+        """What a sentence about the region may hold beside its structure: names, whether a type is written with its
+        strides, where views start."""
+        values = (*self.inputs, *[v for n in self.nodes for v in n.results])
+        starts = tuple([offset for _, offset in self._places])
+        return self.names, tuple([v.type.strides is None for v in values]), starts
 
     @cached_property
     def read_bytes(self) -> int:
@@ -104,8 +115,7 @@ class Region:
                 if value in needed:
                     read = node.op.bytes_read(index, node.operand_types, node.result_types)
                     needed[value] = max(needed[value], read)
-        places = resolve(self.graph)
-        if len({places[v][0] for v in needed}) == len(needed):
+        if len({root for root, _ in self._places}) == len(needed):
             return sum(needed.values())
         whole: list[Value] = []
         for value in sorted(needed, key=lambda v: v.type.nbytes, reverse=True):
@@ -135,12 +145,15 @@ class Region:
 
         Two regions with equal keys compute the same function, read the same bytes and can share one plan.
         """
-        ids: dict[Value, str] = {v: f"i{i}" for i, v in enumerate(self.inputs)}
-        inputs = zip(self.inputs, self.alignments, self._sharing, strict=True)
-        lines = [f"i{i} {v.type.spelled} at {bytes}{shared}" for i, (v, bytes, shared) in enumerate(inputs)]
+        ids: dict[Value, str] = {}
+        lines: list[str] = []
+        for value, bytes, shared in zip(self.inputs, self.alignments, self._sharing, strict=True):
+            ids[value] = place = f"i{len(ids)}"
+            lines.append(f"{place} {value.type.spelled} at {bytes}{shared}")
         for number, node in enumerate(self.nodes):
-            reads = " ".join(ids[v] if v.literal is None else f"{v.literal!r}:{v.type.dtype}" for v in node.operands)
-            lines.append(f"{node.kind} of {reads}")
-            ids.update({v: f"n{number}.{i}" for i, v in enumerate(node.results)})
-        lines.append("out " + " ".join(ids[v] for v in self.outputs))
+            reads = [ids[v] if v.literal is None else f"{v.literal!r}:{v.type.dtype}" for v in node.operands]
+            lines.append(f"{node.kind} of {' '.join(reads)}")
+            for i, value in enumerate(node.results):
+                ids[value] = f"n{number}.{i}"
+        lines.append("out " + " ".join([ids[v] for v in self.outputs]))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()

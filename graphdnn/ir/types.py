@@ -199,11 +199,11 @@ class TensorType:
         """Elements between the first and one past the last that the strides reach."""
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.layout, strict=True))
 
-    @property
+    @cached_property
     def is_row_major(self) -> bool:
         return self.layout == normalized_strides(self.shape, row_major(self.shape))
 
-    @property
+    @cached_property
     def is_channels_last(self) -> bool:
         """Whether (N, C, *spatial) is dense with channels innermost; false below rank 3."""
         return self.rank >= 3 and self.layout == normalized_strides(self.shape, channels_last(self.shape))
@@ -214,7 +214,8 @@ class TensorType:
         return self.extent == self.size and 0 not in (s for n, s in zip(self.shape, self.layout, strict=True) if n > 1)
 
     def with_strides(self, strides: Sequence[int] | None) -> TensorType:
-        return TensorType(self.shape, self.dtype, None if strides is None else tuple(strides))
+        wanted = None if strides is None else tuple(strides)
+        return self if wanted == self.strides else TensorType(self.shape, self.dtype, wanted)
 
     def __str__(self) -> str:
         dims = "x".join(map(str, self.shape))

@@ -37,7 +37,7 @@ def operands_are_defined_before_use(graph: Graph) -> None:
 
 def types_are_inferred(graph: Graph) -> None:
     for node in graph.nodes:
-        inferred = node.op.infer(*node.operand_types)
+        inferred = node.inferred
         found = tuple((t.shape, t.dtype) for t in node.result_types)
         if found != tuple((t.shape, t.dtype) for t in inferred):
             raise GraphError(

@@ -204,6 +204,8 @@ class Rewriter:
             kept = node
         else:
             kept = Node(node.name, node.op, reads, tuple(Value(v.name, v.type) for v in node.results), work)
+            if all(new.type is old.type for new, old in zip(reads, node.operands, strict=True)):
+                kept.__dict__["inferred"] = node.inferred  # what an op gives follows from the types of its operands
             for old, new in zip(node.results, kept.results, strict=True):
                 self.replace(old, new)
         self.writer.adopt(kept)

@@ -16,7 +16,7 @@ from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Pad, Slice, Split, WriteSlice
 from graphdnn.ir.ops.softmax import Softmax
-from graphdnn.ir.types import TensorType, channels_last, row_major
+from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.passes.layout_cut import source_side
 from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows, is_matrix, layouts
 
@@ -41,9 +41,7 @@ def is_flexible(node: Node) -> bool:
 
 def matters(type: TensorType) -> bool:
     """Whether row-major and channels-last differ for such a tensor."""
-    if type.rank not in IMAGE_RANKS:
-        return False
-    return type.with_strides(row_major(type.shape)).layout != type.with_strides(channels_last(type.shape)).layout
+    return type.rank in IMAGE_RANKS and type.shape[1] != 1 and any(n != 1 for n in type.shape[2:])
 
 
 def channels_last_nodes(graph: Graph) -> Mapping[Node, bool]:
