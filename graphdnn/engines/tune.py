@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -40,7 +41,7 @@ WORTH = 24
 """Plans that are to be built before it is worth while to start children for that."""
 
 BATCH = 8
-"""Regions whose plans are built at once, before any of them is timed."""
+"""Regions whose plans are built together, before any of them is timed."""
 
 FLOOR = Efficiency(bandwidth=1.25, matrix=1.25, plain=1.25)
 """Faster than the ceilings that large kernels reach: nothing is ruled out that comes near them."""
@@ -51,9 +52,6 @@ FLOOR_GAPS = 0.5
 
 Proposed = Sequence[Candidate] | Decline
 """What an engine proposes for a region."""
-
-Orders = Mapping[tuple[str, str, str], Future[Decline | None]]
-"""Plans that are built elsewhere, by engine, region and name."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +161,7 @@ class Tuner:
         self._memory = memory
         self._prober = prober
         self._workshop = workshop
+        self._orders: dict[tuple[str, str, str], Future[Decline | None]] = {}
         self._doubtful = Pool(min(threads, PROBING))
         self._watcher = watcher
         self._pool = Pool(threads)
@@ -181,13 +180,16 @@ class Tuner:
         """What was found of each job's region, in their order; those that the budget did not reach are noted so."""
         outcomes = [self._recalled(job) for job in jobs]
         fresh = [index for index, known in enumerate(outcomes) if known is None]
-        proposed = self._proposed([jobs[index] for index in fresh])
-        orders = self._ordered([jobs[index] for index in fresh], proposed)
-        for start in range(0, len(fresh), BATCH):
-            batch = fresh[start : start + BATCH]
-            queues = self._built([jobs[index] for index in batch], proposed[start : start + BATCH], orders)
-            for number, (index, queue) in enumerate(zip(batch, queues, strict=True), start + 1):
-                show = self._shower(jobs[index].region.pattern, number, len(fresh))
+        batches = [fresh[start : start + BATCH] for start in range(0, len(fresh), BATCH)]
+        proposed: list[list[dict[str, Proposed]]] = []
+        numbers = count(1)
+        for turn, batch in enumerate(batches):
+            for later in batches[len(proposed) : turn + 2]:  # the next one is built elsewhere while this one is timed
+                proposed.append(self._proposed([jobs[index] for index in later]))
+                self._order([jobs[index] for index in later], proposed[-1])
+            queues = self._built([jobs[index] for index in batch], proposed[turn])
+            for index, queue in zip(batch, queues, strict=True):
+                show = self._shower(jobs[index].region.pattern, next(numbers), len(fresh))
                 outcomes[index] = self._timed(jobs[index], queue, show)
         return [o for o in outcomes if o is not None]
 
@@ -219,22 +221,22 @@ class Tuner:
                     row[engine.name] = future.result()
         return found
 
-    def _ordered(self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]]) -> Orders:
-        """Orders for plans, in the order in which they will be needed; none where they are so few that to start
-        children takes longer."""
+    def _order(self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]]) -> None:
+        """Has plans built elsewhere, in the order in which they will be needed; not where they are so few that to begin
+        with it takes longer."""
+        if self._workshop is None:
+            return
         wanted: list[Candidate] = []
         for job, row in zip(jobs, proposed, strict=True):
             for engine in (e.name for e, _ in job.engines if e.name not in hopeless(job)):
                 plans = row.get(engine, ())
-                if self._workshop is not None and self._workshop.takes(engine) and not isinstance(plans, Decline):
+                if self._workshop.takes(engine) and not isinstance(plans, Decline):
                     wanted += [c for c in plans[: cut(plans, self._limits)] if c.is_known and not self._limits.bars(c)]
-        if self._workshop is None or len(wanted) < WORTH:
-            return {}
-        return {(c.engine, c.region.key, c.name): self._workshop.order(c.region, c.engine, c.name) for c in wanted}
+        if self._orders or len(wanted) >= WORTH:
+            for c in wanted:
+                self._orders[c.engine, c.region.key, c.name] = self._workshop.order(c.region, c.engine, c.name)
 
-    def _built(
-        self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]], orders: Orders
-    ) -> list[dict[str, Queue]]:
+    def _built(self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]]) -> list[dict[str, Queue]]:
         """The engines' plans for each job, built.
 
         Nothing is built beside plans that are timed: a library that waits for the device would end a capture.  Plans of
@@ -244,18 +246,18 @@ class Tuner:
         for queue, job, row in zip(queues, jobs, proposed, strict=True):
             for engine, _ in job.engines:
                 if engine.name in row and not self.budget.is_over():
-                    queue[engine.name] = self._queue(engine, row[engine.name], engine.name in hopeless(job), orders)
+                    queue[engine.name] = self._queue(engine, row[engine.name], engine.name in hopeless(job))
         started = [f for row in queues for queue in row.values() for _, f in queue.builds if not isinstance(f, Lazy)]
         self._pool.settle(started)
         return queues
 
-    def _queue(self, engine: Engine, proposed: Proposed, is_hopeless: bool, orders: Orders) -> Queue:
+    def _queue(self, engine: Engine, proposed: Proposed, is_hopeless: bool) -> Queue:
         if isinstance(proposed, Decline):
             return Queue(refusal=proposed)
         builds: list[tuple[Candidate, Future[Built | Tried]]] = []
         for candidate in proposed[: cut(proposed, self._limits)]:
             pool = self._pool if candidate.is_known or self._prober is None else self._doubtful
-            order = orders.get((candidate.engine, candidate.region.key, candidate.name))
+            order = self._orders.get((candidate.engine, candidate.region.key, candidate.name))
             work = partial(self._made, engine, candidate, order)
             builds.append((candidate, Lazy(work) if is_hopeless else pool.start(work)))
         return Queue(builds, tuple(proposed[len(builds) :]))

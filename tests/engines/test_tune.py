@@ -441,6 +441,27 @@ class TestElsewhere:
         assert ("b" in engine.built) is not has_begun
         assert all(order.cancelled() is not has_begun for order in workshop.orders.values())
 
+    def test_the_next_regions_are_built_while_others_are_timed(
+        self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ordered: list[tuple[str, float]] = []
+
+        class Noting(self.Workshop):  # type: ignore[misc, name-defined]
+            def order(self, region: Any, engine: str, plan: str) -> Future[Decline | None]:
+                ordered.append((region.pattern, clock.now))
+                return super().order(region, engine, plan)
+
+        monkeypatch.setattr(session, "Workshop", lambda *_: Noting(True))
+        monkeypatch.setattr(tune, "WORTH", 1)
+        monkeypatch.setattr(tune, "BATCH", 1)
+        with_engines(Scripted("one", {"a": Act(30)}, clock, takes=("relu", "softmax", "tanh")))
+        g = gd.GraphBuilder("three")
+        graph = g.build({"y": g.tanh(g.softmax(g.relu(g.input("x", (3, 5), gd.float32))))})
+        compiled(graph)
+        patterns, times = zip(*ordered, strict=True)
+        assert patterns == ("relu", "softmax", "tanh")
+        assert times[0] == times[1] == 0 < times[2] < clock.now
+
     def test_a_few_plans_are_not_worth_it(self, clock: Clock, with_engines: Any, monkeypatch: Any) -> None:
         workshop = self.Workshop(True)
         monkeypatch.setattr(session, "Workshop", lambda *_: workshop)
