@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -211,12 +212,23 @@ def given(graph: Graph, path: str | None) -> dict[str, Array]:
     if path is None:
         rng = np.random.default_rng(0)
         return {name: drawn(value, rng) for name, value in graph.inputs.items()}
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = arrays_at(path)
     for name in graph.inputs.keys() ^ arrays.keys():
         which = "is missing" if name in graph.inputs else "is no input of the graph"
         raise ExecutionError(f"{path}: {name} {which}; the inputs are {', '.join(graph.inputs)}")
     return {name: read(path, value, arrays[name]) for name, value in graph.inputs.items()}
+
+
+def arrays_at(path: str) -> dict[str, Array]:
+    """The arrays of an .npz file by name.  Raises ExecutionError for another file."""
+    with open(path, "rb") as opened:
+        if not is_zipfile(opened):
+            raise ExecutionError(f"{path}: it is no .npz file; one that numpy.savez wrote is needed")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, BadZipFile) as error:
+        raise ExecutionError(f"{path}: its arrays cannot be read ({error})") from None
 
 
 def drawn(value: Value, rng: np.random.Generator) -> Array:

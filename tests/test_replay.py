@@ -133,6 +133,16 @@ def test_wrong_inputs_are_refused(word: str, tmp_path: Path) -> None:
         replay.given(some_graph(), str(tmp_path / "inputs.npz"))
 
 
+def test_a_file_without_plain_arrays_is_named(tmp_path: Path) -> None:
+    text, objects = tmp_path / "text.npz", tmp_path / "objects.npz"
+    text.write_text("no archive")
+    np.savez(objects, x=np.array([{}], object))
+    with pytest.raises(gd.ExecutionError, match=r"text\.npz: it is no \.npz file"):
+        replay.given(some_graph(), str(text))
+    with pytest.raises(gd.ExecutionError, match=r"objects\.npz: its arrays cannot be read"):
+        replay.given(some_graph(), str(objects))
+
+
 def test_halves_that_numpy_writes_as_bytes_are_read(tmp_path: Path) -> None:
     g = gd.GraphBuilder("half")
     graph = g.build({"y": g.relu(g.input("x", (3,), gd.bfloat16))})
