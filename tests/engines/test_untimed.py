@@ -47,4 +47,6 @@ def test_depthwise_convolutions_go_to_the_generated_kernel(
     (region,) = [r for r in report.regions if "conv" in r.nodes]
     assert (region.engine, region.last_resort) == ("nvrtc", False)
     cudnn = [c for c in report.candidates if c.engine == "cudnn" and "conv" in c.nodes and c.estimated_us]
-    assert min(c.estimated_us for c in cudnn) > 4 * region.estimated_us
+    fused = [c for c in cudnn if c.pattern.startswith("conv+bias")]
+    assert min(c.estimated_us for c in fused) > 4 * region.estimated_us
+    assert min(c.estimated_us for c in cudnn) > region.estimated_us

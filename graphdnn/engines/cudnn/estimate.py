@@ -25,6 +25,10 @@ TILES: tuple[tuple[int, int, float], ...] = ((128, 256, 0.95), (128, 128, 0.9), 
 FIXED_US = 1.5
 """What any kernel takes to fill and drain, besides the gap before it."""
 
+PRODUCT_FIXED_US = 2.8
+"""The same for matrix products, which are compiled at run time.  128 rows of 1024 times 3072, 1024 and 4096 columns
+took 6.3, 4.7 and 9.0 us without the gap; the best plan of the last takes 7.0."""
+
 BANDWIDTH: dict[str, float] = {"conv": 0.6, "matmul": 0.85, "norm": 0.8, "attention": 0.65, "pointwise": 0.6}
 """Share of the copy bandwidth by family: convolutions with an epilogue reach 0.55 to 0.65, norms 0.75 to 0.9."""
 
@@ -40,7 +44,12 @@ where kernels for few channels take over, 67 us."""
 
 DEPTHWISE_RATE = 6e11
 DEPTHWISE_STRIDED_RATE = 3e11
-"""Operations per second of cuDNN's fused kernels for one channel a group: 2.8e11 to 4.7e11 products, half strided."""
+"""Operations per second of cuDNN's kernels for one channel a group with a bias: 2.8e11 to 4.7e11 products, half of it
+strided."""
+
+BARE_DEPTHWISE_RATE = 8e12
+"""The same of its best kernels without a bias or with another epilogue: 3x3 at 32x16x112x112 took 17 us where the
+kernel with a bias took 167."""
 
 NARROW_GROUP = 8
 """Channels of a group below which the matrix units do not help."""
@@ -140,10 +149,16 @@ def convolution_us(node: Node, target: Target, policy: Policy) -> float:
     op, x = node.op, node.operands[0].type.shape
     assert isinstance(op, Conv | ConvTranspose)
     channels = x[1] // op.groups
-    if op.groups > 1 and channels < NARROW_GROUP:
+    if is_narrow(node):
         return 1e6 * node.flops / (DEPTHWISE_RATE if max(op.stride) == 1 else DEPTHWISE_STRIDED_RATE)
     share = 1.0 if ieee_float32(node, policy) else next(s for n, s in UNALIGNED if channels % n == 0)
     return tiled_us(in_blocks(node), target, matrix_rate(node, target, policy) * share)
+
+
+def is_narrow(node: Node) -> bool:
+    """Whether a convolution's groups are too narrow for the matrix units."""
+    groups = getattr(node.op, "groups", 1)
+    return groups > 1 and node.operands[0].type.shape[1] // groups < NARROW_GROUP
 
 
 def in_blocks(node: Node) -> Product:
@@ -209,12 +224,16 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     region, name = anatomy.region, family(anatomy)
     notes: list[str] = []
     arithmetic, moved, reach = 0.0, region.read_bytes + region.written_bytes, BANDWIDTH[name]
+    slower = 0.0
     for node in anatomy.anchors:
         if isinstance(node.op, Conv | ConvTranspose):
-            arithmetic += convolution_us(node, target, policy)
+            one = convolution_us(node, target, policy)
             moved += conversion_bytes(anatomy, notes)
-            if node.op.groups > 1 and node.operands[0].type.shape[1] // node.op.groups < NARROW_GROUP:
+            if is_narrow(node):
                 notes.append("cuDNN's fused kernels for narrow groups are 8 to 16 times slower than others")
+                if engine_class(anatomy) != "conv+bias":
+                    slower, one = one, 1e6 * node.flops / BARE_DEPTHWISE_RATE
+            arithmetic += one
         elif isinstance(node.op, MatMul):
             arithmetic += tiled_us(product_of(node), target, matrix_rate(node, target, policy))
         elif isinstance(node.op, Attention):
@@ -229,8 +248,9 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
         arithmetic = arithmetic / PROLOGUE_SHARE + prologue_us(anatomy, target)
         notes.append("what stands before the matrix work is computed anew for each tile")
     memory = 1e6 * moved / (target.bandwidth * reach)
-    microseconds = target.launch_us + FIXED_US + max(arithmetic + epilogue_us(anatomy, target), memory)
-    untimed = UNTIMED_TWO_PRODUCTS * microseconds if is_double else None
+    fixed = target.launch_us + (PRODUCT_FIXED_US if name == "matmul" else FIXED_US)
+    microseconds = fixed + max(arithmetic + epilogue_us(anatomy, target), memory)
+    untimed = UNTIMED_TWO_PRODUCTS * microseconds if is_double else fixed + slower if slower else None
     return Support(
         microseconds, precision_of(anatomy, policy), workspace_bytes=0, notes=tuple(notes), untimed_us=untimed
     )
