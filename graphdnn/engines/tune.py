@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from graphdnn.answer import Decline
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.check import Referee, inputs_for
 from graphdnn.engines.contest import TRUST, Contest, Queue
@@ -25,6 +25,7 @@ from graphdnn.engines.pool import Lazy, Pool
 from graphdnn.engines.remember import Found, Memory
 from graphdnn.engines.trial import Built, Ground, Limits, Tried, built, ran, refusal_of
 from graphdnn.ir.region import Region
+from graphdnn.ir.types import Array
 from graphdnn.target import Target
 
 PLANS = 10
@@ -286,9 +287,9 @@ class Tuner:
                 queue.cancel()
             return Outcome(note=f"not timed: {self.budget.ending}")
         rng = np.random.default_rng(self._seed)
-        inputs = inputs_for(region, rng)
-        bench = self._timer.bench(region, inputs)
-        if isinstance(bench, Decline):
+        inputs = drawn(region, rng)
+        bench = inputs if isinstance(inputs, Decline) else self._timer.bench(region, inputs)
+        if isinstance(inputs, Decline) or isinstance(bench, Decline):
             for queue in queues.values():
                 queue.cancel()
             return Outcome(note=f"not timed: {bench}")
@@ -325,6 +326,14 @@ def cut(proposed: Sequence[Candidate], limits: Limits) -> int:
     """How far down the plans of an engine are timed: PLANS of those that no option rules out."""
     allowed = [index for index, candidate in enumerate(proposed) if not limits.bars(candidate)]
     return allowed[PLANS] if len(allowed) > PLANS else len(proposed)
+
+
+def drawn(region: Region, rng: np.random.Generator) -> list[Array] | Decline:
+    """Random inputs for a region.  Declines where host memory cannot hold them."""
+    try:
+        return inputs_for(region, rng)
+    except MemoryError as error:
+        return Decline(Code.RUN, f"its tensors do not fit in host memory: {error}")
 
 
 def judged(tried: dict[str, tuple[Tried, ...]], plans: dict[str, Built], limits: Limits) -> Outcome:
