@@ -49,8 +49,9 @@ class CudnnEngine:
     @remembered
     def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
         """By the rules of support.py; nothing of cuDNN is loaded."""
-        problem = objection(region, target, policy)
-        return estimate(Anatomy(region), target, policy) if problem is None else problem
+        anatomy = Anatomy(region)
+        problem = objection(anatomy, target, policy)
+        return estimate(anatomy, target, policy) if problem is None else problem
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
         """The plans of cuDNN's heuristics, then of its fallback list, best first."""

@@ -281,9 +281,9 @@ FAMILIES: tuple[tuple[tuple[type[Op], ...], Callable[[Anatomy, Policy], Decline 
 """Rules of one family of anchors, asked last."""
 
 
-def objection(region: Region, target: Target, policy: Policy) -> Decline | None:
-    """Why cuDNN does not take the region, or None where it does."""
-    question = Question(Anatomy(region), target, policy)
+def objection(anatomy: Anatomy, target: Target, policy: Policy) -> Decline | None:
+    """Why cuDNN does not take a region, or None where it does."""
+    question = Question(anatomy, target, policy)
     for check in CHECKS:
         problem = check(question)
         if problem is not None:

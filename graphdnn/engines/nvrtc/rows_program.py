@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.nvrtc.analysis import kept
 from graphdnn.engines.nvrtc.emit import literal
 from graphdnn.engines.nvrtc.places import Place, pointwise_operand, strides_at
 from graphdnn.engines.nvrtc.rows_places import place_all, reshaped_place
@@ -115,6 +116,7 @@ class Flattening:
         return results
 
 
+@kept
 def program(region: Region) -> Program | Decline:
     """The row program of a region, or why it has none."""
     flat = Flattening(region)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from math import prod
 
@@ -136,6 +137,7 @@ def plain_rate(dtype: DType, target: Target) -> float:
     return target.rate("float32") * PLAIN.get(sums, 1.0)
 
 
+@functools.lru_cache(maxsize=1024)
 def best_tiling(product: Product, target: Target) -> Tiling:
     """The fastest by estimate; the matrix units take halves."""
     halves = product.dtype.is_float and product.dtype.bits == 16
