@@ -14,6 +14,7 @@ from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
 from graphdnn.runtime.arrays import empty, in_memory_order
+from graphdnn.runtime.forking import renew_in_children
 from graphdnn.runtime.reading import read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
 
@@ -43,8 +44,13 @@ class HostContext:
 
     def __init__(self, loaded: HostGraph) -> None:
         self._loaded = loaded
-        self._lock = threading.Lock()
+        self.renew()
+        renew_in_children(self)
         self._states = {name: np.zeros(v.type.shape, v.type.dtype.numpy) for name, v in loaded.graph.states.items()}
+
+    def renew(self) -> None:
+        """Makes the lock anew."""
+        self._lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
         """Outputs in arrays of their own, with the declared strides."""

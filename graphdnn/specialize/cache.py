@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Generic, TypeVar
 
 from graphdnn.errors import ExecutionError
+from graphdnn.runtime.forking import renew_in_children
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -19,11 +20,16 @@ class MakeOnce(Generic[K, V]):
 
     def __init__(self, max_entries: int) -> None:
         self._max = max_entries
-        self._lock = threading.Lock()
         self._entries: OrderedDict[K, V] = OrderedDict()
-        self._making: dict[K, tuple[Future[V], int]] = {}
+        self.renew()
+        renew_in_children(self)
         self.hits = 0
         self.evictions = 0
+
+    def renew(self) -> None:
+        """Makes the lock anew; what other threads were making is made again by whoever asks for it."""
+        self._lock = threading.Lock()
+        self._making: dict[K, tuple[Future[V], int]] = {}
 
     def find(self, key: K) -> V | None:
         """The entry, which counts as used; None where there is none."""

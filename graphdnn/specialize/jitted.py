@@ -17,6 +17,7 @@ from graphdnn.errors import CompileError, ExecutionError, GraphError
 from graphdnn.executable import Executable
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType
+from graphdnn.runtime.forking import renew_in_children
 from graphdnn.specialize.buckets import Buckets, checked_buckets, is_whole, lengthened, shortened
 from graphdnn.specialize.cache import MakeOnce
 from graphdnn.specialize.parameters import Function
@@ -141,15 +142,15 @@ class Jitted:
         self._tuned_options = tuned_options
         self._builds: MakeOnce[Signature, Build] = MakeOnce(max_entries)
         self._routes: MakeOnce[Signature, tuple[Signature, Route]] = MakeOnce(max_entries * ROUTES_PER_ENTRY)
-        self._lock = threading.Condition()
         self._build_count = 0
         self._build_seconds = 0.0
         self._tuned = 0
         self._tuning_failures = 0
-        self._tuning = 0
         self._signatures: deque[Signature] = deque(maxlen=SIGNATURES_KEPT)
         self._warn_at = warn_after
         self._messages: deque[UserWarning] = deque()
+        self.renew()
+        renew_in_children(self)
 
     def __call__(self, inputs: Mapping[str, Any], *, stream: object = None) -> dict[str, Any]:
         """Outputs by name, as an Executable gives them; the first call of a signature builds.
@@ -167,6 +168,11 @@ class Jitted:
         if self._messages:
             self._speak()
         return route.run(build.executable, inputs, stream)
+
+    def renew(self) -> None:
+        """Makes the lock anew; builds that a thread of the background was to tune stay untuned."""
+        self._lock = threading.Condition()
+        self._tuning = 0
 
     def stats(self) -> JitStats:
         """The counters as they are now."""

@@ -7,6 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from graphdnn.runtime.forking import renew_in_children
+
 
 class Background:
     """A queue of work and the daemon thread that does it; the thread ends when nothing is left.
@@ -15,10 +17,15 @@ class Background:
     """
 
     def __init__(self) -> None:
+        self._is_over = False
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Makes the lock anew; what waits is not begun."""
         self._lock = threading.Lock()
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_working = False
-        self._is_over = False
 
     def put(self, work: Callable[[], None]) -> None:
         """Has `work`, which must not raise, done at some time."""
