@@ -1,0 +1,70 @@
+"""A child forked while threads are at work: what they held or had begun does not keep it waiting."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+START = """
+import os, signal, threading, warnings
+import numpy as np
+import graphdnn as gd
+
+warnings.simplefilter("ignore")  # that threads are there is the point
+parent, begun, go_on = os.getpid(), threading.Event(), threading.Event()
+x = {"x": np.ones((2, 3), np.float32)}
+"""
+
+FORK = """
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)  # ends a child that waits for ever
+    work()
+    os._exit(0)
+status = os.waitpid(pid, 0)[1]
+go_on.set()
+thread.join()
+print(status)
+"""
+
+CALL = """
+g = gd.GraphBuilder("small")
+work = lambda exe=gd.compile(g.build({"y": g.relu(g.input("x", (2, 3), gd.float32))}), target="cpu"): exe(x)
+from graphdnn.runtime.host import HostContext
+
+compute = HostContext._value
+def slow(self, *given):
+    if os.getpid() == parent:
+        begun.set()
+        go_on.wait()
+    return compute(self, *given)
+
+HostContext._value = slow
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+"""
+
+BUILD = """
+def relu(g, x):
+    if os.getpid() == parent:
+        begun.set()
+        go_on.wait()
+    return {"y": g.relu(x)}
+
+work = lambda f=gd.jit(relu, target="cpu"): f(x)
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+"""
+
+
+@pytest.mark.parametrize("script", [CALL, BUILD], ids=["call", "build"])
+def test_a_child_does_not_wait_for_threads_that_it_does_not_have(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", START + script + FORK], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert (done.stdout.strip(), done.stderr) == ("0", "")
