@@ -13,7 +13,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.timing import HostTimer
-from tests.engines.compiled import answer, chain, compiled
+from tests.engines.compiled import answer, chain, compiled, double
 from tests.engines.scripted import Act, Clock, Scripted
 
 X = np.arange(15, dtype=np.float32).reshape(3, 5) - 7
@@ -162,3 +162,19 @@ class TestWholeGraphs:
         with_engines(Wide("one", {"a": Act(50)}, clock, takes=("matmul", "softmax")))
         report = compiled(projections(), "measure").report
         assert [r.nodes for r in report.regions if r.pattern == "matmul"] == [("product0", "product1")]
+
+
+@pytest.mark.parametrize("selection", ["autotune", "measure"])
+def test_what_host_memory_cannot_hold_is_not_timed(
+    selection: str, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError("Unable to allocate 4.00 TiB")
+
+    with_engines(Scripted("one", {"a": Act(30)}, clock))
+    monkeypatch.setattr("graphdnn.engines.tune.inputs_for", refuse)
+    exe = compiled(double(), selection)
+    assert exe.report.regions[0].notes == (
+        "not timed: its tensors do not fit in host memory: Unable to allocate 4.00 TiB",
+    )
+    np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)

@@ -352,22 +352,6 @@ class TestRemembered:
         assert compiled(double()).report.regions[0].plan == "c"
 
 
-@pytest.mark.parametrize("selection", ["autotune", "measure"])
-def test_what_host_memory_cannot_hold_is_not_timed(
-    selection: str, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise MemoryError("Unable to allocate 4.00 TiB")
-
-    with_engines(Scripted("one", {"a": Act(30)}, clock))
-    monkeypatch.setattr("graphdnn.engines.tune.inputs_for", refuse)
-    exe = compiled(double(), selection)
-    assert exe.report.regions[0].notes == (
-        "not timed: its tensors do not fit in host memory: Unable to allocate 4.00 TiB",
-    )
-    np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
-
-
 def test_deterministic_mode_fixes_the_choice_by_heuristics(clock: Clock, with_engines: Any) -> None:
     acts = {"a": Act(5, deterministic=False), "b": Act(30), "c": Act(10)}
     with_engines(Scripted("one", acts, clock))
