@@ -98,6 +98,11 @@ class Op:
         """Whether the op can be a view for some layout of its operand, and so counts as no computation."""
         return False
 
+    @property
+    def keeps_elements(self) -> bool:
+        """Whether results hold elements of the operand as they are, so that no arithmetic is done in any precision."""
+        return self.is_renaming
+
     def attributes(self) -> dict[str, object]:
         """Attribute values by name, in declaration order."""
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]

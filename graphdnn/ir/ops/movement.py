@@ -383,6 +383,10 @@ class Convert(Op):
     """y = x, laid out as the strides of y's type say.  The layout pass emits it; a user's graph has none."""
 
     @property
+    def keeps_elements(self) -> bool:
+        return True
+
+    @property
     def operand_names(self) -> tuple[str, ...]:
         return ("x",)
 
