@@ -1,6 +1,6 @@
 """Reshapes moved behind pointwise ops, so that what computes and what follows it stand together.
 
-No region around a product holds a view.  Runs after raising, whose patterns expect the reshapes where people write them.
+No region around a product holds a view.  Runs after raising, whose patterns expect reshapes where people write them.
 """
 
 from __future__ import annotations
