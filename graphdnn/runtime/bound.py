@@ -23,7 +23,6 @@ class DeviceBound:
     def __init__(self, context: DeviceContext, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self._context = context
         self._device = context.device
-        self._lock = context.lock
         self._order = context.order
         self.graph: CapturedGraph | None = None
         self._launch: Callable[[], tuple[Any, ...]] | None = None
@@ -54,7 +53,7 @@ class DeviceBound:
             # The most common call, with nothing in it but the launch.  Whatever is unusual, a failure too, is left to
             # `_run`: a launch that fails puts nothing on the stream.
             order = self._order
-            with self._lock:
+            with self._context.lock:
                 if order.last == LEGACY_STREAM and not self._launch()[0]:
                     order.count += 1
                     return dict(self._results)

@@ -38,6 +38,9 @@ KILL_SECONDS = 5.0
 GRACE_SECONDS = 3.0
 """How long the child has to say where it hangs and end by itself, before it is killed."""
 
+WATCHDOG = b"Timeout ("
+"""What the child's own watchdog says, on a line of its own, before it ends the child with status 1."""
+
 LISTEN_SECONDS = 0.5
 """How long to wait for the end of what a dead child said: a process that it left behind may keep the pipe open."""
 
@@ -160,6 +163,7 @@ class Child:
             self._process.wait(GRACE_SECONDS)
         status = self._process.poll()
         self.close()
+        hung = hung or (status == 1 and WATCHDOG in bytes(self._said))
         how = f"it did not answer within {seconds:g} s" if hung else ending(status)
         last = last_words(bytes(self._said))
         return Ended(f"{how}; it said: {last}" if last else how, by_chance=not hung and status == -KILLED)

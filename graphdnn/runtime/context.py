@@ -14,6 +14,7 @@ from graphdnn.runtime.arrays import DeviceArray, Order, empty
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.driver import LEGACY_STREAM, ContextLostError, stream_handle
+from graphdnn.runtime.forking import renew_in_children
 from graphdnn.runtime.glance import Glance
 from graphdnn.runtime.loaded import LoadedGraph, laid_out
 from graphdnn.runtime.pool import Pool
@@ -32,6 +33,7 @@ class DeviceContext:
         self.loaded = loaded
         self.device = loaded.device
         self.lock = threading.RLock()
+        renew_in_children(self)
         self.order = Order(loaded.device)
         self._arena: Memory | None = None
         self._inlets: dict[str, Inlet] = {}
@@ -47,6 +49,10 @@ class DeviceContext:
                 self._states[name] = device.allocate(nbytes)
                 device.fill(self._states[name].handle, 0, nbytes, device.stream)
                 self.order.leave(device.stream, device)
+
+    def renew(self) -> None:
+        """A forked child may not wait for a thread of its parent; its next call says that CUDA is lost there."""
+        self.lock = threading.RLock()
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
         """A plain call; see Program.run."""

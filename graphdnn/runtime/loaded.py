@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -10,12 +12,15 @@ import numpy as np
 from graphdnn.engines.contract import DevicePlan
 from graphdnn.errors import CompileError, ExecutionError
 from graphdnn.ir.graph import Graph
-from graphdnn.ir.types import TensorType
+from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import empty
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import ContextLostError
 from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.schedule import Schedule
+
+AT_ONCE = 8
+"""Constants that are made ready for uploading at the same time."""
 
 Convert = Callable[[TensorType, TensorType], DevicePlan]
 """Builds a plan with one input and one output of equal shape and type and other strides."""
@@ -48,11 +53,19 @@ class LoadedGraph:
                 total += aligned(value.type.span_bytes)
         self.constants = self.device.allocate(total)
         self.constant_addresses = {name: self.constants.handle + offset for name, offset in offsets.items()}
-        for name, address in self.constant_addresses.items():
-            value = self.graph.constants[name]
-            host = empty(laid_out(value.type))
-            np.copyto(host, self.graph.payloads[name].array())
-            self.device.write(address, host.ctypes.data, value.type.span_bytes)
+        # Folded weights are computed and laid out here; numpy works outside the interpreter's lock.
+        names = iter(self.constant_addresses)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            while batch := list(islice(names, AT_ONCE)):
+                for name, host in zip(batch, pool.map(self._constant, batch), strict=True):
+                    nbytes = self.graph.constants[name].type.span_bytes
+                    self.device.write(self.constant_addresses[name], host.ctypes.data, nbytes)
+
+    def _constant(self, name: str) -> Array:
+        """A constant in host memory, lying as its type says."""
+        host = empty(laid_out(self.graph.constants[name].type))
+        np.copyto(host, self.graph.payloads[name].array())
+        return host
 
     def conversion(self, who: str, source: TensorType, target: TensorType) -> DevicePlan:
         """A plan that copies one layout into another.  Raises ExecutionError where nobody builds any."""
