@@ -30,7 +30,8 @@ SAID = {
 
 def said_by(path: Path) -> str:
     """What an example prints.  Fails where it does not run, or does not say what it is there to say."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    inherited = os.environ.get("PYTHONPATH")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])}
     command = [sys.executable, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -203,7 +203,10 @@ def test_addresses_off_a_vector(device: CudaDevice, case: str, dtype: gd.DType, 
 def test_workspace_limits(device: CudaDevice, limit: int | None, rng: np.random.Generator) -> None:
     region = product(Strided((16, 4096)), Strided((4096, 1032), (1, 4096)), gd.float16, TAILS["bias"])
     run = Run(device, region, draw(region, rng))
-    for candidate in proposed(device, region, Policy(workspace_limit=limit)):
+    offered = proposed(device, region, Policy(workspace_limit=limit))
+    within = [c for c in offered if limit is None or c.workspace_bytes <= limit]
+    assert within
+    for candidate in within:
         plan = built(device, candidate)
         assert limit is None or plan.workspace_bytes <= limit
         assert run.through(plan) <= LIMITS["float16"], candidate.name

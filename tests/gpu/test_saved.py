@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -18,9 +17,6 @@ from graphdnn.saved import container
 from tests.numbers import relative_error
 
 pytestmark = pytest.mark.gpu
-
-SECONDS = 0.3
-"""What loading ResNet-50 may take besides reading its file."""
 
 UNCACHED = gd.CompileOptions(cache_dir="")
 
@@ -147,22 +143,13 @@ def test_a_file_of_the_processor_is_read_there(path: Path) -> None:
         assert gd.load(path, "cuda").report.target != "cpu"
 
 
-def test_resnet50_loads_in_little_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resnet50_comes_back_without_compiling(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long that takes is measured by benchmarks/compile_time.py."""
     made = gd.compile(resnet.build(resnet.random_parameters(seed=0), 1, gd.float16), target="cuda")
     made.save(path)
     forbid(monkeypatch)
-    loads, reads = [], []
-    for _ in range(4):
-        start = time.perf_counter()
-        container.read(path)
-        reads.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        again = gd.load(path, rebuild=False)
-        loads.append(time.perf_counter() - start)
-    print(f"loads {loads}, reads {reads}, {path.stat().st_size / 1e6:.1f} MB")
-    assert min(loads) - min(reads) < SECONDS
     x = image((1, 3, 224, 224))
-    assert same(again(x), made(x))
+    assert same(gd.load(path, rebuild=False)(x), made(x))
 
 
 def test_a_lock_gives_the_same_plans_and_bits(tmp_path: Path) -> None:
