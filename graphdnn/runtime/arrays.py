@@ -140,8 +140,10 @@ class DeviceArray:
         """Makes a stream wait for this array, and remembers that it is used there."""
         if not self._order.is_at(stream):
             self._order.join(stream)
-            if isinstance(self._memory, Lease):
-                self._memory.travelled = True
+        memory = self._memory
+        # Where the context's last work was put says nothing of that: it may have moved to this stream since.
+        if isinstance(memory, Lease) and memory.stream != stream:
+            memory.travelled = True
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dlpack.CUDA, self._device.ordinal)
@@ -173,7 +175,7 @@ class DeviceArray:
                 nbytes = self._type.span_bytes
                 owner = fresh = device.allocate(nbytes)
                 ordered_on = device.stream if consumer == UNORDERED else consumer
-                self._order.join(ordered_on)
+                self.go(ordered_on)
                 device.copy(fresh.handle, address, nbytes, ordered_on)
                 if consumer == UNORDERED:
                     device.synchronize()

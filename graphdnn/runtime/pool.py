@@ -21,16 +21,17 @@ SPARES_KEPT = 4
 
 
 class Lease:
-    """Device memory lent to whoever holds this; it goes back to its pool afterwards.
+    """Device memory lent for work on `stream` to whoever holds this; it goes back to its pool afterwards.
 
     Memory that was handed to work on another stream does not go back: its next user would not wait for that work.
     Nobody refers to it then, and it is freed, which waits for the whole device.
     """
 
-    __slots__ = ("__weakref__", "_spare", "memory", "travelled")
+    __slots__ = ("__weakref__", "_spare", "memory", "stream", "travelled")
 
-    def __init__(self, memory: Memory, spare: list[Memory]) -> None:
+    def __init__(self, memory: Memory, stream: int, spare: list[Memory]) -> None:
         self.memory = memory
+        self.stream = stream
         self.travelled = False
         self._spare = spare
 
@@ -53,11 +54,11 @@ class Pool:
         if spare is None:
             spare = self._opened(stream)
         if not spare:
-            return Lease(self._device.allocate(self._nbytes), spare)
+            return Lease(self._device.allocate(self._nbytes), stream, spare)
         memory = spare.pop()
         if len(spare) >= SPARES_KEPT:
             del spare[SPARES_KEPT:]
-        return Lease(memory, spare)
+        return Lease(memory, stream, spare)
 
     def _opened(self, stream: int) -> list[Memory]:
         """The free blocks of a stream that was not used lately: none yet."""

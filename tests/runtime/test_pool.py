@@ -1,7 +1,11 @@
 """Memory of outputs that is lent again: on the stream that it was used on, and not without bound."""
 
 import numpy as np
+import pytest
 
+from graphdnn.ir.types import TensorType, float32
+from graphdnn.runtime import dlpack
+from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.driver import PER_THREAD_STREAM
 from graphdnn.runtime.pool import SPARES_KEPT, STREAMS_KEPT, Pool
 from tests.runtime.fake import FakeDevice, fake_program, on_device
@@ -37,3 +41,23 @@ def test_a_pool_is_bounded_in_streams_and_blocks() -> None:
     assert len(device.live) == len(pool.free())
     per_thread = pool.lend(PER_THREAD_STREAM).memory.handle
     assert per_thread not in device.live
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_memory_that_is_read_on_a_later_stream_is_not_lent_again(copy: bool) -> None:
+    """The context works on that stream by then, so that nothing has to be waited for; the reader's work still counts."""
+    device = FakeDevice()
+    program = fake_program(affine(), device, np.random.default_rng(0), 1)
+    first, second = (on_device(np.full((3, 5), n, np.float32), device) for n in (1, 2))
+    wanted, type = expected(first.array)["y"], TensorType((3, 5), float32)
+    array = program.run({"x": first}, 11)["y"]
+    program.run({"x": first}, 12)
+    found = dlpack.describe(capsule := array.__dlpack__(stream=12, copy=copy)).address
+    seen: list[np.ndarray] = []
+    device.enqueue(12, lambda: seen.append(host_view(found, type, None).copy()))
+    del array
+    if not copy:
+        del capsule
+    program.run({"x": second}, 11)
+    device.drain()
+    np.testing.assert_allclose(seen[0], wanted, rtol=1e-6)
