@@ -120,6 +120,10 @@ def read_interface(array: Any, interface: Mapping[str, Any], stream: int, device
     except GraphError:
         dtype = None
     strides = interface.get("strides")
+    if any(s % name.itemsize for s in strides or ()):
+        raise TypeError(
+            f"a {type_name(array)} with strides of {tuple(strides)} bytes; whole elements of {name.itemsize} are needed"
+        )
     steps = None if strides is None else tuple(s // name.itemsize for s in strides)
     ordinal = device.ordinal_of(interface["data"][0]) if device is not None else 0
     address, read_only = interface["data"]

@@ -156,6 +156,13 @@ def test_refusals_are_one_sentence(array: object, message: str) -> None:
         read_checked("input x", array, TensorType((3, 5), float32), LEGACY_STREAM, None)
 
 
+def test_strides_of_parts_of_elements_are_refused() -> None:
+    """A field of packed records: read at whole elements, it would be other numbers."""
+    packed = {"shape": (3, 5), "typestr": "<f4", "data": (4096, False), "strides": (30, 6), "version": 3}
+    with pytest.raises(ExecutionError, match=r"strides of \(30, 6\) bytes; whole elements of 4 are needed$"):
+        read_checked("input x", type_only(packed), TensorType((3, 5), float32), LEGACY_STREAM, FakeDevice())
+
+
 def test_strides_of_single_elements_do_not_matter() -> None:
     tensor = torch.zeros(4, 1, 3).as_strided((4, 1, 3), (3, 99, 1))
     assert read(tensor, LEGACY_STREAM, None).lies_as(TensorType((4, 1, 3), float32))
@@ -171,7 +178,7 @@ def made(device: FakeDevice, type: TensorType, array: np.ndarray, pool: list[Mem
     np.copyto(host_view(memory.handle, type, None), array)
     order = Order(device)
     order.leave(LEGACY_STREAM, None)
-    return DeviceArray(type, memory if pool is None else Lease(memory, pool), order, device)
+    return DeviceArray(type, memory if pool is None else Lease(memory, LEGACY_STREAM, pool), order, device)
 
 
 @pytest.mark.parametrize("dtype", [float16, bfloat16, bool_, int64], ids=str)
