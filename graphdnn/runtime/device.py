@@ -192,6 +192,8 @@ class CudaDevice:
         try:
             shared.retentions.sweep()
             batch = shared.dropped[:]
+            if not batch:
+                return
             self.check("finish all work", self.driver.cuCtxSynchronize())
             del shared.dropped[: len(batch)]
             for resource, address in batch:

@@ -1,6 +1,7 @@
 """Devices as far as they can be tested where there is none: the processor, and what is missing by name."""
 
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from graphdnn.ir.types import TensorType, uint8
 from graphdnn.runtime import driver as drivers
 from graphdnn.runtime.buffers import Memory, host_view
 from graphdnn.runtime.cache import DiskStore, NullStore
-from graphdnn.runtime.device import CudaDevice, HostDevice, device_for
+from graphdnn.runtime.device import CudaDevice, HostDevice, _Shared, device_for
 from graphdnn.runtime.driver import check, device_present
 from graphdnn.runtime.memory import ALIGNMENT
 
@@ -112,3 +113,18 @@ def test_device_for_takes_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: o
     found = device_for("cuda", None, str(tmp_path)).store
     assert isinstance(found, DiskStore)
     assert found.directory == tmp_path
+
+
+def test_memory_in_use_is_no_reason_to_wait() -> None:
+    """A caller's graph may keep things alive for the whole life of a process, which allocates meanwhile."""
+    asked: list[str] = []
+    device = object.__new__(CudaDevice)
+    device._shared = _Shared()
+    device.driver = SimpleNamespace(cuCtxSynchronize=lambda: (asked.append("waited"), Status(0))[1:])
+    device._shared.retentions._until_released[1] = "held"
+    device.sweep()
+    assert not asked
+    freed: list[int] = []
+    device._shared.dropped.append((SimpleNamespace(free=freed.append), 4096))  # type: ignore[arg-type]
+    device.sweep()
+    assert (asked, freed, device._shared.dropped) == (["waited"], [4096], [])
