@@ -6,11 +6,12 @@ child has begun: `cancel` an order and build the plan here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Device, Policy
@@ -89,9 +90,8 @@ class Workshop:
         with self._lock:
             self._closed = True
             children = list(self._children)
-        while not self._orders.empty():
-            left = self._orders.get()
-            if left is not None:
+        with contextlib.suppress(Empty):  # and no look before: a thread may take the last one in between
+            while (left := self._orders.get_nowait()) is not None:
                 left[0].cancel()
         for _ in self._threads:
             self._orders.put(None)

@@ -378,4 +378,8 @@ class Jitted:
     def _speak(self) -> None:
         """Warns at the user's call of what happened since the last one."""
         while self._messages:
-            warnings.warn(self._messages.popleft(), stacklevel=3)
+            try:
+                message = self._messages.popleft()
+            except IndexError:  # another thread said the last one
+                return
+            warnings.warn(message, stacklevel=3)
