@@ -21,7 +21,6 @@ class Code(StrEnum):
     ARCHITECTURE = "architecture"
     VERSION = "version"
     SETUP = "setup"
-    CYCLE = "cycle"
     ESCAPE = "escape"
     OPTION = "option"
     BUILD = "build"

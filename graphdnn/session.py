@@ -50,11 +50,13 @@ class Session:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.tuner.__exit__(*error)
-        self._workshop.close()
-        self._problem.desk.let_go()
-        if self._watcher is not None:
-            self._watcher.close()
+        try:
+            self.tuner.__exit__(*error)
+        finally:
+            self._workshop.close()
+            self._problem.desk.let_go()
+            if self._watcher is not None:
+                self._watcher.close()
 
     def finish(self, made: Planned, placed: Schedule) -> tuple[Planned, Schedule]:
         """The fastest whole graph, where whole graphs are compared; else the one given."""

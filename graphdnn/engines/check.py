@@ -231,7 +231,7 @@ def difference(found: Array, wanted: Array, type: TensorType, tolerance: float, 
     if not type.dtype.is_float:
         near = 1 if share and type.dtype.is_integer else 0
         bad = np.abs(found.astype(np.int64) - wanted.astype(np.int64)) > near
-        return f"{int(bad.sum())} of {bad.size} elements differ" if bad.mean() > share else ""
+        return f"{int(bad.sum())} of {bad.size} elements differ" if bad.size and bad.mean() > share else ""
     with np.errstate(all="ignore"):
         right = wanted.astype(type.dtype.numpy).astype(np.float64)
         finite = np.isfinite(right)

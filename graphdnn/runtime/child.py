@@ -232,7 +232,7 @@ class Parent:
                 frame = frame[os.write(self._answers, frame) :]
 
 
-class Heavy:
+class NoTorch:
     """Finds that there is no torch: cuDNN's frontend imports it where it is, which takes seconds, and does without."""
 
     @staticmethod
@@ -253,7 +253,7 @@ def serve(entry: str) -> None:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     sys.argv[:] = ["graphdnn"]
-    sys.meta_path.insert(0, Heavy)
+    sys.meta_path.insert(0, NoTorch)
     module, _, name = entry.partition(":")
     work = getattr(import_module(module), name)
     os.write(answers, MARK)

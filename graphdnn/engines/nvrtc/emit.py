@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 
 import numpy as np
@@ -112,22 +112,3 @@ def parameters(op: Elementwise, dtype: DType) -> dict[str, str]:
     numbers = op.parameters if isinstance(op, Pointwise) else ()
     ends = (-math.inf, math.inf) if dtype.is_float else BOUNDS.get(dtype.name, (0, 1))
     return {f"p{i}": literal(ends[i] if p is None else p, dtype) for i, p in enumerate(numbers)}
-
-
-def emit_chain(nodes: Iterable[Node], names: dict[Value, str], prefix: str = "v") -> list[str]:
-    """Statements for pointwise nodes in order, at one place of the index space.
-
-    `names` gives the C++ expression of each value that the nodes read from outside (immediates need none) and gains
-    one for each result; with a fresh `prefix` the chain can be emitted twice in one scope.
-    """
-    lines: list[str] = []
-    for number, node in enumerate(nodes):
-        name = f"{prefix}{number}"
-        lines += emit_node(node, [expression(v, names) for v in node.operands], name)
-        names[node.result] = name
-    return lines
-
-
-def expression(value: Value, names: dict[Value, str]) -> str:
-    """The C++ expression of an operand: its name, or its literal."""
-    return names[value] if value.literal is None else literal(value.literal, value.type.dtype)
