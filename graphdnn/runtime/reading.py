@@ -120,7 +120,7 @@ def read_interface(array: Any, interface: Mapping[str, Any], stream: int, device
     except GraphError:
         dtype = None
     strides = interface.get("strides")
-    if any(s % name.itemsize for s in strides or ()):
+    if strides is not None and any(s % name.itemsize for s in strides):
         raise TypeError(
             f"a {type_name(array)} with strides of {tuple(strides)} bytes; whole elements of {name.itemsize} are needed"
         )

@@ -45,7 +45,7 @@ def test_a_pool_is_bounded_in_streams_and_blocks() -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_memory_that_is_read_on_a_later_stream_is_not_lent_again(copy: bool) -> None:
-    """The context works on that stream by then, so that nothing has to be waited for; the reader's work still counts."""
+    """The context works on that stream by then and has nothing to wait for; the reader's work counts all the same."""
     device = FakeDevice()
     program = fake_program(affine(), device, np.random.default_rng(0), 1)
     first, second = (on_device(np.full((3, 5), n, np.float32), device) for n in (1, 2))

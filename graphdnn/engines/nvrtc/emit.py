@@ -14,7 +14,7 @@ from importlib import resources
 import numpy as np
 
 from graphdnn.engines.nvrtc.functions import ROWS
-from graphdnn.ir.graph import Node, Value
+from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.pointwise import Cast, Elementwise, Pointwise, Select
 from graphdnn.ir.types import DType, promote
 
