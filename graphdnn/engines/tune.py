@@ -174,8 +174,10 @@ class Tuner:
 
     def __exit__(self, *error: object) -> None:
         self.budget.__exit__(*error)
-        self._pool.close()
-        self._doubtful.close()
+        try:
+            self._pool.close()
+        finally:
+            self._doubtful.close()
 
     def tune(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What was found of each job's region, in their order; those that the budget did not reach are noted so."""
@@ -304,7 +306,8 @@ class Tuner:
                 tried, plans, refused = contest.finish()
         finally:
             bench.close()
-        outcome = judged(tried, plans, self._limits)
+        with self._device:  # raises where a plan lost the context: what failed after that is not to be remembered
+            outcome = judged(tried, plans, self._limits)
         outcome.refused.update(refused)
         if not contest.is_compared:
             outcome.note = "numbers were not compared: too large for the definition, and one engine alone takes it"
