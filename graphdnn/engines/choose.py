@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contest import TRUST
@@ -216,9 +216,8 @@ class Desk:
         fresh = {(e, r.key): r for e, r in wanted if (e, r.key) not in self._plans}
         by_name = {e.name: e for e in self.engines}
         attempts = {place: Attempt(by_name[place[0]], region, device, self) for place, region in fresh.items()}
-        pool = Pool(min(self.threads, len(attempts)))
-        firsts = pool.all([partial(a.advance) for a in attempts.values()])
-        pool.close()
+        with closing(Pool(min(self.threads, len(attempts)))) as pool:
+            firsts = pool.all([a.advance for a in attempts.values()])
         with Ground(device) as ground:
             for (place, attempt), first in zip(attempts.items(), firsts, strict=True):
                 found = self._plans[place] = attempt.settle(first, ground)
