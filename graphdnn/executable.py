@@ -12,6 +12,7 @@ from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen
 from graphdnn.errors import ExecutionError
 from graphdnn.explain import explain
+from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.report import CompileReport
@@ -46,6 +47,11 @@ class Once:
     def __init__(self, write: Callable[[], CompileReport]) -> None:
         self._write: Callable[[], CompileReport] | None = write
         self._written: CompileReport | None = None
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Makes the lock anew."""
         self._lock = Lock()
 
     def __call__(self) -> CompileReport:

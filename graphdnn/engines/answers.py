@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Policy, Support
+from graphdnn.forking import renew_in_children
 from graphdnn.ir.region import Region, Wording
 from graphdnn.target import Target
 
@@ -29,8 +30,13 @@ class Answers:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._lock = threading.Lock()
+        self.renew()
+        renew_in_children(self)
         self._kept: OrderedDict[tuple[str, str, str], tuple[Support | Decline, Wording | None]] = OrderedDict()
+
+    def renew(self) -> None:
+        """Makes the lock anew."""
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphdnn.forking import renew_in_children
 from graphdnn.ir.tensorfile import UNFINISHED, atomic
 
 MAGIC = b"gdnncch1"
@@ -101,6 +102,11 @@ class DiskStore:
         self._unaccounted: float | None = None
         self._read_only = False
         self._is_unreadable = False
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Makes the lock anew."""
         self._lock = threading.Lock()
 
     def get(self, kind: str, key: str) -> bytes | None:

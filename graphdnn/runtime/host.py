@@ -10,11 +10,11 @@ import numpy as np
 
 from graphdnn.engines.contract import HostPlan
 from graphdnn.errors import ExecutionError
+from graphdnn.forking import renew_in_children
 from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
 from graphdnn.runtime.arrays import empty, in_memory_order
-from graphdnn.runtime.forking import renew_in_children
 from graphdnn.runtime.reading import read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
 

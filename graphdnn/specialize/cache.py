@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Generic, TypeVar
 
 from graphdnn.errors import ExecutionError
-from graphdnn.runtime.forking import renew_in_children
+from graphdnn.forking import renew_in_children
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -15,9 +15,9 @@ from graphdnn import compiler
 from graphdnn.config import CompileOptions
 from graphdnn.errors import CompileError, ExecutionError, GraphError
 from graphdnn.executable import Executable
+from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType
-from graphdnn.runtime.forking import renew_in_children
 from graphdnn.specialize.buckets import Buckets, checked_buckets, is_whole, lengthened, shortened
 from graphdnn.specialize.cache import MakeOnce
 from graphdnn.specialize.parameters import Function

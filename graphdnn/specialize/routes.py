@@ -18,6 +18,7 @@ from graphdnn import compiler
 from graphdnn.config import CompileOptions
 from graphdnn.errors import CompileError, ExecutionError
 from graphdnn.executable import Executable
+from graphdnn.forking import renew_in_children
 from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType, int32
@@ -104,6 +105,11 @@ class Route:
         }
         self._padding: dict[tuple[str, ...], Executable] = {}
         self._fills_there: dict[str, Any] = {}
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Makes the lock anew."""
         self._lock = threading.Lock()
 
     def run(self, executable: Executable, inputs: Mapping[str, Any], stream: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from graphdnn.runtime.forking import renew_in_children
+from graphdnn.forking import renew_in_children
 
 
 class Background:

@@ -45,3 +45,20 @@ def test_a_failure_reaches_all_and_is_forgotten() -> None:
             with pytest.raises(ValueError, match="no"):
                 answer.result(10)
     assert once("key", lambda: 7) == 7
+
+
+def test_an_interruption_is_nobody_elses_answer() -> None:
+    once, begun, gate = Once(), threading.Event(), threading.Event()
+
+    def work() -> object:
+        begun.set()
+        assert gate.wait(10)
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        interrupted = pool.submit(once, "key", work)
+        assert begun.wait(10)
+        other = pool.submit(once, "key", lambda: 7)
+        threading.Timer(0.05, gate.set).start()
+        assert isinstance(interrupted.exception(10), KeyboardInterrupt)
+        assert other.result(10) == 7

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,44 +14,13 @@ import graphdnn as gd
 from graphdnn import session
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines import check, tune
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.engines.trial import Tried, built
-from graphdnn.ir.types import Array
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
 from tests.engines.compiled import answer, compiled, double, told
 from tests.engines.scripted import Act, Clock, Scripted
 
 X = np.arange(15, dtype=np.float32).reshape(3, 5) - 7
-
-
-class Losable(HostDevice):
-    """A device whose context may be lost, as by a kernel that faults."""
-
-    is_lost = False
-
-    def __enter__(self) -> HostDevice:
-        if self.is_lost:
-            raise gd.ExecutionError("the context is lost")
-        return self
-
-
-@dataclass
-class Faulting(Scripted):
-    """An engine whose plan b loses the device, on which no plan runs after that."""
-
-    device: Losable = field(default_factory=Losable)
-
-    def build(self, candidate: Candidate, device: Device) -> DevicePlan | HostPlan | Decline:
-        plan, lost = super().build(candidate, device), self.device
-
-        class Plan:
-            def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-                lost.is_lost = lost.is_lost or candidate.name == "b"
-                with lost:
-                    return cast(HostPlan, plan).run(inputs)
-
-        return Plan()
 
 
 def test_the_fastest_plan_wins_and_the_others_have_their_times(clock: Clock, with_engines: Any) -> None:
@@ -376,19 +344,6 @@ class TestRemembered:
         with_engines(Scripted("one", {"a": Act(30)}, clock))
         monkeypatch.setattr(DiskStore, "get", lambda *_: content)
         assert "timed 1 regions" in compiled(double()).report.effects[0]
-
-    def test_what_failed_behind_a_fault_is_not_remembered(
-        self, store: DiskStore, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """One plan loses the device; those after it are not at fault."""
-        device = Losable(store)
-        with monkeypatch.context() as patched:
-            patched.setattr("graphdnn.compiler.device_for", lambda *_: device)
-            with_engines(Faulting("one", {"a": Act(30), "b": Act(12), "c": Act(5)}, clock, device=device))
-            with pytest.raises(gd.ExecutionError, match="context is lost"):
-                compiled(double())
-        with_engines(Scripted("one", {"a": Act(30), "b": Act(12), "c": Act(5)}, clock))
-        assert compiled(double()).report.regions[0].plan == "c"
 
     def test_what_was_interrupted_is_not_remembered(self, store: DiskStore, clock: Clock, with_engines: Any) -> None:
         acts = {"a": Act(50_000), "b": Act(20_000), "c": Act(5)}

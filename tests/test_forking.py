@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 START = """
 import os, signal, threading, warnings
@@ -62,7 +62,24 @@ begun.wait()
 """
 
 
-@pytest.mark.parametrize("script", [CALL, BUILD], ids=["call", "build"])
+COMPILE = """
+from graphdnn.engines.answers import ANSWERS
+
+g = gd.GraphBuilder("small")
+graph = g.build({"y": g.relu(g.input("x", (2, 3), gd.float32))})
+work = lambda: gd.compile(graph, gd.Target.named("h200")).report
+def hold():
+    with ANSWERS._lock:
+        begun.set()
+        go_on.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+begun.wait()
+"""
+
+
+@pytest.mark.parametrize("script", [CALL, BUILD, COMPILE], ids=["call", "build", "compile"])
 def test_a_child_does_not_wait_for_threads_that_it_does_not_have(script: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START + script + FORK], capture_output=True, text=True, cwd=ROOT, timeout=120
