@@ -118,7 +118,7 @@ def copies(stem: str, folders: Iterable[Path]) -> list[Path]:
 
 
 def check_library(library: Library, paths: list[Path]) -> Finding:
-    cure = f"pip install {library.package}" if library.package else "install the NVIDIA driver"
+    cure = brought(library.package) if library.package else "install the NVIDIA driver"
     if not paths:
         return Finding(library.name, "missing", f"{library.stem} is in no folder that is searched", cure)
     tried = {path: attempt(library, path) for path in paths}
@@ -148,11 +148,16 @@ def attempt(library: Library, path: Path) -> str:
     return answer
 
 
+def brought(package: str) -> str:
+    """By the extra, not by name: the newest cuDNN is none that was tried here."""
+    return f"pip install 'graphdnn[cuda13]' brings {package}"
+
+
 def check_package(name: str, least: tuple[int, ...], end: tuple[int, ...], purpose: str) -> Finding:
     try:
         found = version(name)
     except PackageNotFoundError:
-        return Finding(name, "missing", f"not installed ({purpose})", f"pip install 'graphdnn[cuda13]' brings {name}")
+        return Finding(name, "missing", f"not installed ({purpose})", brought(name))
     if not least <= tuple(int(n) for n in re.findall(r"\d+", found)[:3]) < end:
         low, high = (".".join(map(str, v)) for v in (least, end))
         wanted = f">={low},<{high}"
