@@ -81,15 +81,15 @@ class atomic:  # noqa: N801  (used like a function)
         return self.file
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.file.close()
+        try:
+            self.file.close()  # writes what is left, for which there may be no room
+            if kind is None:
+                os.replace(self.part, self.path)
+        except OSError as failure:
+            os.unlink(self.part)
+            raise OSError(failure.errno, failure.strerror, str(self.path)) from None
         if kind is not None:
             os.unlink(self.part)
-            return
-        try:
-            os.replace(self.part, self.path)
-        except OSError as error:
-            os.unlink(self.part)
-            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
 
 def read_tensors(path: Path) -> dict[str, Array]:

@@ -1,6 +1,7 @@
 """The disk cache: what is damaged or foreign is never used, several processes share it, and its size is bounded."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -270,3 +271,11 @@ def test_the_null_store_forgets() -> None:
     store.put("kernel", "a", CONTENT)
     store.drop("kernel", "a")
     assert store.get("kernel", "a") is None
+
+
+def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
+    """What is written last may not fit, which shows when the file is closed."""
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / "whole"))), atomic(tmp_path / "whole") as file:
+        file.write(b"what stays in the buffer")
+        os.close(file.fileno())
+    assert not list(tmp_path.iterdir())
