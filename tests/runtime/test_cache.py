@@ -275,7 +275,10 @@ def test_the_null_store_forgets() -> None:
 
 def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
     """What is written last may not fit, which shows when the file is closed."""
-    with pytest.raises(OSError, match=re.escape(str(tmp_path / "whole"))), atomic(tmp_path / "whole") as file:
-        file.write(b"what stays in the buffer")
-        os.close(file.fileno())
+    unfinished = atomic(tmp_path / "whole")
+    file = unfinished.__enter__()
+    file.write(b"what stays in the buffer")
+    os.close(file.fileno())
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / "whole"))):
+        unfinished.__exit__(None, None, None)
     assert not list(tmp_path.iterdir())
