@@ -48,13 +48,7 @@ def parser() -> argparse.ArgumentParser:
     plans.add_argument("file", help="a saved graph, which is compiled, or a report or executable, which is read")
     plans.add_argument("--region", required=True, metavar="NAME", help="name of the region, as explain prints it")
     plans.add_argument("--target", default="auto", help="for a graph: auto, cpu, cuda, or a described device")
-    plans.add_argument(
-        "--options",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help="for a graph: compile options, as a report has them",
-    )
+    add_options(plans, "for a graph: compile options, as a report has them")
     plans.set_defaults(run=run_plans)
     doctor = commands.add_parser("doctor", help="check driver, libraries and versions, and say what to install")
     doctor.add_argument(
@@ -62,16 +56,15 @@ def parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--inputs", metavar="NPZ", help="arrays by input name for --replay; drawn where absent")
     doctor.add_argument("--target", default="auto", help="for --replay: auto, cpu or cuda")
-    doctor.add_argument(
-        "--options",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help="compile options for --replay, as a report has them",
-    )
+    add_options(doctor, "compile options for --replay, as a report has them")
     doctor.set_defaults(run=run_doctor)
     add_cache(commands, run_cache)
     return root
+
+
+def add_options(command: argparse.ArgumentParser, help: str) -> None:
+    """The argument by which a command takes compile options."""
+    command.add_argument("--options", type=json_object, default={}, metavar="JSON", help=help)
 
 
 def json_object(text: str) -> dict[str, object]:

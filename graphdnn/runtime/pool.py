@@ -14,7 +14,7 @@ from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import PER_THREAD_STREAM
 
 STREAMS_KEPT = 8
-"""Streams whose free blocks a pool keeps; the least recently used go first."""
+"""Streams whose free blocks a pool keeps; the one that it has known longest goes first."""
 
 SPARES_KEPT = 4
 """Free blocks that a pool keeps for each stream."""
@@ -46,7 +46,7 @@ class Pool:
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self._device = device
         self._nbytes = nbytes
-        self._spare: OrderedDict[int, list[Memory]] = OrderedDict()
+        self._spare: OrderedDict[int, list[Memory]] = OrderedDict()  # by stream, in the order they were first met
 
     def lend(self, stream: int) -> Lease:
         """A block for work on a stream.  Raises ExecutionError when there is no memory."""

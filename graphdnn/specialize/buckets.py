@@ -28,10 +28,7 @@ def checked_buckets(who: str, buckets: Any, parameters: Sequence[str]) -> Bucket
             f'jit: buckets are {buckets!r}; rules by parameter and axis, {{"x": {{0: "pow2"}}}}, are needed'
         )
     for name, axes in buckets.items():
-        if name not in parameters:
-            raise CompileError(
-                f"jit: buckets are given for {name}; {who} has the parameters {', '.join(parameters) or 'none'}"
-            )
+        check_parameter("buckets", name, who, parameters)
         for axis, rule in axes.items():
             if not is_whole(axis):
                 raise CompileError(f"jit: buckets of {name} are given for axis {axis!r}; a whole number is needed")
@@ -44,6 +41,14 @@ def checked_buckets(who: str, buckets: Any, parameters: Sequence[str]) -> Bucket
         name: {axis: rule if isinstance(rule, str | int) else tuple(rule) for axis, rule in axes.items()}
         for name, axes in buckets.items()
     }
+
+
+def check_parameter(what: str, name: str, who: str, parameters: Sequence[str]) -> None:
+    """Raises CompileError where a jitted function has no parameter of a name that something is given for."""
+    if name not in parameters:
+        raise CompileError(
+            f"jit: {what} are given for {name}; {who} has the parameters {', '.join(parameters) or 'none'}"
+        )
 
 
 def is_whole(number: object) -> bool:

@@ -34,20 +34,12 @@ class MakeOnce(Generic[K, V]):
     def find(self, key: K) -> V | None:
         """The entry, which counts as used; None where there is none."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-                self.hits += 1
-            return entry
+            return self._used(key)
 
     def reuse(self, key: K, entry: V) -> bool:
         """Whether this very entry is still there, which then counts as used."""
         with self._lock:
-            if self._entries.get(key) is not entry:
-                return False
-            self._entries.move_to_end(key)
-            self.hits += 1
-            return True
+            return self._entries.get(key) is entry and self._used(key) is entry
 
     def holds(self, key: K, entry: V) -> bool:
         """Whether this very entry is still there; it does not count as used."""
@@ -61,10 +53,8 @@ class MakeOnce(Generic[K, V]):
         """
         while True:
             with self._lock:
-                entry = self._entries.get(key)
+                entry = self._used(key)
                 if entry is not None:
-                    self._entries.move_to_end(key)
-                    self.hits += 1
                     return entry
                 known = self._making.get(key)
                 if known is None:
@@ -103,6 +93,14 @@ class MakeOnce(Generic[K, V]):
             del self._making[key]
             self._keep(key, entry)
         future.set_result(entry)
+        return entry
+
+    def _used(self, key: K) -> V | None:
+        """The entry where there is one, which is a hit."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+            self.hits += 1
         return entry
 
     def _keep(self, key: K, entry: V) -> None:

@@ -22,7 +22,7 @@ from graphdnn.forking import renew_in_children
 from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType, int32
-from graphdnn.specialize.buckets import cut, is_whole, lies_on_host, padded
+from graphdnn.specialize.buckets import check_parameter, cut, is_whole, lies_on_host, padded
 from graphdnn.target import Target
 
 Lengths = Mapping[str, tuple[str, int]]
@@ -47,10 +47,7 @@ def checked_lengths(who: str, lengths: Any, parameters: tuple[str, ...]) -> Leng
             f'jit: lengths are {lengths!r}; an input and an axis by parameter, {{"n": ("x", 1)}}, are needed'
         )
     for name, source in lengths.items():
-        if name not in parameters:
-            raise CompileError(
-                f"jit: lengths are given for {name}; {who} has the parameters {', '.join(parameters) or 'none'}"
-            )
+        check_parameter("lengths", name, who, parameters)
         if not isinstance(source, tuple | list) or len(source) != 2 or not is_whole(source[1]) or source[1] == 0:
             raise CompileError(
                 f"jit: {name} is to hold the lengths {source!r}; an input and one of its axes behind the first, "
