@@ -14,6 +14,7 @@ import graphdnn as gd
 from benchmarks.results import ROOT, Row, chosen_rows, device_folder, measured, save, versions_here
 from benchmarks.timing import SAMPLES, Ceilings
 from benchmarks.torch_peers import DTYPES
+from examples.models import convolutional
 from graphdnn.engines.cost import MATRIX_OPS
 
 
@@ -93,10 +94,7 @@ def plans(report: gd.CompileReport) -> list[dict[str, Any]]:
 
 def strides_of(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...] | None:
     """Strides in elements of an image batch (N, C, H, W) with its channels last; None is row-major."""
-    if not channels_last:
-        return None
-    _, c, h, w = shape
-    return (c * h * w, 1, w * c, c)
+    return convolutional.channels_last(shape) if channels_last else None
 
 
 def random_tensor(

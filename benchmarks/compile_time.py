@@ -1,17 +1,18 @@
 """How long compiling ResNet-50 takes: nothing cached, all cached, with timed plans, and loaded from a file.
 
-The context and the libraries' handles are there already; the cold and the timed figure start with an empty cache each
-time, and Inductor does too.  Run from the repository's root: `python -m benchmarks.compile_time`.
+Each figure is that of a process of its own (compile_once.py), whose context and handles are there already, and the
+best of three but for what takes long; cold and timed ones start with an empty cache each, and Inductor does too.  Run
+from the repository's root: `python -m benchmarks.compile_time`.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ import torch
 
 import graphdnn as gd
 from benchmarks.comparison import arguments, attempt, empty_output, largest_error, random_tensor, run_suite
+from benchmarks.compile_once import SAVED
 from benchmarks.layers import RESNET50, reference
 from benchmarks.results import Row
 from benchmarks.torch_peers import DTYPES, inductor
 
 BATCH = 32
-TRIES = 3
-"""Best of so many, but for what takes long."""
+TRIES = {"cold": 3, "warm": 3, "autotune": 1, "load": 3}
+"""Best of so many processes."""
 
 WAYS = {
     "cold": "a heuristic compile with an empty cache",
@@ -34,80 +36,96 @@ WAYS = {
     "autotune": "plans timed, with an empty cache",
     "load": "a saved executable, its file read from memory",
 }
+EMPTY = ("cold", "autotune")
+"""Ways that start with an empty cache each time."""
 
 
-def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
-    started = time.perf_counter()
-    result = work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - started, result
+def in_a_process(way: str, folder: Path) -> dict[str, Any]:
+    """What compile_once prints.  Raises RuntimeError with the last of what it said where it fails."""
+    command = [sys.executable, "-m", "benchmarks.compile_once", way, str(BATCH), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[1:])} ended with status {done.returncode}: {done.stderr[-1000:]}")
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
 
 
-def best(work: Callable[[], Any], tries: int = TRIES) -> tuple[float, Any]:
-    """The shortest of several tries, and its result."""
-    return min((seconds(work) for _ in range(tries)), key=lambda pair: pair[0])
-
-
-def compiled(graph: gd.Graph, folder: str | None, **options: Any) -> gd.Executable:
-    """Compiled with a cache in `folder`, or with an empty one."""
-    own = tempfile.mkdtemp(prefix="graphdnn-") if folder is None else folder
-    try:
-        return gd.compile(graph, "cuda", gd.CompileOptions(cache_dir=own, progress=False, **options))
-    finally:
-        if folder is None:
-            shutil.rmtree(own)
+def timed(way: str, filled: Path) -> list[dict[str, Any]]:
+    """What each of TRIES processes found, the fastest first."""
+    found = []
+    for _ in range(TRIES[way]):
+        with tempfile.TemporaryDirectory(prefix="graphdnn-") as empty:
+            found.append(in_a_process(way, Path(empty) if way in EMPTY else filled))
+    return sorted(found, key=lambda one: float(one["seconds"]))
 
 
 class Measured:
-    """Every way once, all on one graph and one input."""
+    """Every way, all on one graph and one input."""
 
     def __init__(self, skip_inductor: bool) -> None:
         self.case = RESNET50.case(BATCH)
-        self.graph = self.case.graph()
-        self.x = random_tensor(self.case.shape, DTYPES[self.case.dtype.name], True, 1)
         self.skip_inductor = skip_inductor
 
     @cache  # noqa: B019 - one object for the whole run
-    def expected(self) -> torch.Tensor:
-        return reference(self.case, self.x)
-
-    @cache  # noqa: B019
     def peers(self) -> dict[str, float]:
         """Microseconds that Inductor takes to compile the same network, its cache empty."""
         if self.skip_inductor:
             return {}
         module = self.case.twin("cuda", DTYPES[self.case.dtype.name])
+        x = self.x()
+        failures: dict[str, str] = {}
         with tempfile.TemporaryDirectory(prefix="inductor-") as folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-            failures: dict[str, str] = {}
-            taken = attempt(failures, "inductor", lambda: seconds(lambda: inductor(module, self.x))[0])
+            taken = attempt(failures, "inductor", partial(seconds_of_inductor, module, x))
         return {} if taken is None else {"inductor": 1e6 * taken}
 
-    def row(self, name: str) -> Row:
-        taken, exe = self.way(name.split()[-1])
-        output = empty_output(self.graph)
-        exe.bind({"x": self.x}, {"y": output})()
-        torch.cuda.synchronize()
-        settings = {"what": WAYS[name.split()[-1]], "effects": exe.report.effects}
-        error = largest_error(output, self.expected())
-        estimated = exe.report.estimated_us
-        return Row(name, 1e6 * taken, self.peers(), 0.0, error, None, TRIES, estimated, settings)
+    def x(self) -> torch.Tensor:
+        return random_tensor(self.case.shape, DTYPES[self.case.dtype.name], True, 1)
 
-    def way(self, way: str) -> tuple[float, gd.Executable]:
-        """Seconds and the executable."""
-        compiled(self.graph, None)  # context, handles, lazy imports
-        if way == "cold":
-            return best(partial(compiled, self.graph, None))
-        if way == "autotune":
-            return best(partial(compiled, self.graph, None, selection="autotune"), tries=1)
-        with tempfile.TemporaryDirectory(prefix="graphdnn-") as folder:
-            made = compiled(self.graph, folder)
-            if way == "warm":
-                return best(partial(compiled, self.graph, folder))
-            path = Path(folder) / "model.gdn"
-            made.save(path)
-            path.read_bytes()
-            return best(partial(gd.load, path, rebuild=False))
+    @cache  # noqa: B019
+    def filled(self) -> Path:
+        """A folder that is a full cache and holds a saved executable; it goes with the process."""
+        kept = tempfile.TemporaryDirectory(prefix="graphdnn-")
+        self._kept = kept
+        folder = Path(kept.name)
+        exe = gd.compile(self.case.graph(), "cuda", gd.CompileOptions(cache_dir=str(folder), progress=False))
+        exe.save(folder / SAVED)
+        return folder
+
+    @cache  # noqa: B019
+    def error(self) -> float:
+        """Of the saved executable."""
+        x = self.x()
+        exe = gd.load(self.filled() / SAVED, rebuild=False)
+        output = empty_output(exe.graph)
+        exe.bind({"x": x}, {"y": output})()
+        torch.cuda.synchronize()
+        return largest_error(output, reference(self.case, x))
+
+    def row(self, name: str) -> Row:
+        way = name.split()[-1]
+        found = timed(way, self.filled())
+        best = found[0]
+        settings = {"what": WAYS[way], "effects": best["effects"], "seconds": [one["seconds"] for one in found]}
+        return Row(
+            name,
+            1e6 * best["seconds"],
+            self.peers(),
+            0.0,
+            self.error(),
+            None,
+            len(found),
+            best["estimated_us"],
+            settings,
+        )
+
+
+def seconds_of_inductor(module: torch.nn.Module, x: torch.Tensor) -> float:
+    started = time.perf_counter()
+    inductor(module, x)
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 def main(given: list[str] | None = None) -> int:

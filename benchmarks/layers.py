@@ -44,6 +44,7 @@ from benchmarks.torch_peers import (
     inductor,
 )
 from examples.models import bert, llama, mobilenet, resnet, unet
+from examples.models.convolutional import half_rounded
 
 CHUNK = 32
 """Images or sentences of one float64 reference call."""
@@ -75,8 +76,8 @@ class ImageNetwork:
 
     @cached_property
     def parameters(self) -> dict[str, np.ndarray]:
-        """Float32 numbers that float16 holds, batch norms too, so that both sides compute the same function."""
-        return {k: v.astype(np.float16).astype(np.float32) for k, v in self.draw(0).items()}
+        """Rounded to float16, batch norms too, so that both sides compute the same function."""
+        return half_rounded(self.draw(0))
 
     def case(self, batch: int, size: int = 224) -> Case:
         return Case(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import graphdnn as gd
-from benchmarks.comparison import strides_of
+from examples.models import convolutional
 
 Build = Callable[[], gd.Graph]
 
@@ -123,11 +123,11 @@ def drawn(shape: tuple[int, ...], dtype: gd.DType) -> Any:
 
 def image(g: gd.GraphBuilder, name: str, shape: tuple[int, ...]) -> gd.Value:
     """A channels-last input in float16."""
-    return g.input(name, shape, gd.float16, strides=strides_of(shape, True))
+    return g.input(name, shape, gd.float16, strides=convolutional.channels_last(shape))
 
 
 def channels_last(g: gd.GraphBuilder, y: gd.Value) -> gd.Graph:
-    strides = strides_of(y.type.shape, True)
+    strides = convolutional.channels_last(y.type.shape)
     return g.build({"y": y}, strides={} if strides is None else {"y": strides})
 
 

@@ -1,17 +1,21 @@
 """Choosing plans by estimate beside choosing by measurement: what each costs, and how far the estimates are off.
 
-Each region is compiled with an empty cache, again with a full one, and with `selection="measure"`; the two results are
-timed in turns, each as one CUDA graph.  Run from the repository's root: `python -m benchmarks.plan_choice`.
+All plans are built ahead, one process a core (build_ahead.py).  Then each region is compiled with an empty cache, again
+with the full one, and with `selection="measure"`; the two results are timed in turns, each as one CUDA graph.  Run from
+the repository's root: `python -m benchmarks.plan_choice`.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from math import log2
 from statistics import median
 from typing import Any
@@ -19,14 +23,12 @@ from typing import Any
 import torch
 
 import graphdnn as gd
+from benchmarks.build_ahead import build_ahead, tuning_options
 from benchmarks.comparison import arguments, graph_floor_us, largest_error, plans, run_suite
 from benchmarks.plan_cases import CASES
-from benchmarks.results import Row
+from benchmarks.results import Row, chosen_rows
 from benchmarks.timing import Ceilings, Machine, interleaved, measured_ceilings, medians
 from benchmarks.torch_peers import DTYPES
-
-BUDGET_S = 60.0
-"""Most seconds that one region's tuning may take."""
 
 
 def tensors(graph: gd.Graph, device: str) -> dict[str, torch.Tensor]:
@@ -47,18 +49,16 @@ def timed(graph: gd.Graph, device: str, options: gd.CompileOptions) -> tuple[gd.
     return exe, time.perf_counter() - started
 
 
-def measure(machine: Machine, name: str, ceilings: Ceilings, samples: int) -> Row:
-    """One row: `ours_us` is the cover that estimates choose, the peer `best` the one that measurements choose."""
+def measure(machine: Machine, name: str, ceilings: Ceilings, samples: int, cache: str) -> Row:
+    """One row: `ours_us` is the cover that estimates choose, the peer `best` the one that measurements choose.
+
+    `cache` is a folder with the plans, as far as they are built ahead.
+    """
     graph = CASES[name]()
-    cache = tempfile.mkdtemp(prefix="graphdnn-")
-    try:
-        plain = gd.CompileOptions(cache_dir=cache, progress=False)
-        heuristic, cold_s = timed(graph, machine.device, plain)
-        _, warm_s = timed(graph, machine.device, plain)
-        options = gd.CompileOptions(cache_dir=cache, progress=False, selection="measure", tuning_budget_s=BUDGET_S)
-        best, tuning_s = timed(graph, machine.device, options)
-    finally:
-        shutil.rmtree(cache)
+    with tempfile.TemporaryDirectory(prefix="graphdnn-") as empty:
+        _, cold_s = timed(graph, machine.device, gd.CompileOptions(cache_dir=empty, progress=False))
+    best, timing_s = timed(graph, machine.device, tuning_options(cache))
+    heuristic, warm_s = timed(graph, machine.device, gd.CompileOptions(cache_dir=cache, progress=False))
     inputs = tensors(graph, machine.device)
     runs = {"heuristic": heuristic.bind(inputs), "best": best.bind(inputs)}
     found = {n: torch.from_dlpack(run()["y"]) for n, run in runs.items()}
@@ -67,7 +67,7 @@ def measure(machine: Machine, name: str, ceilings: Ceilings, samples: int) -> Ro
     settings = {
         "cold_s": cold_s,
         "warm_s": warm_s,
-        "tuning_s": tuning_s,
+        "timing_s": timing_s,
         "regions": plans(heuristic.report),
         "best_regions": plans(best.report),
         "effects": best.report.effects,
@@ -108,19 +108,44 @@ def summary(rows: Iterable[Any]) -> str:
     )
 
 
+@contextmanager
+def one_core() -> Iterator[None]:
+    """This thread keeps to one core, so that tuning starts no children for the few plans that are left to build: their
+    contexts on the device would disturb what is timed."""
+    every = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
+
+
 def main(given: list[str] | None = None) -> int:
-    options = arguments("plan_choice", __doc__.splitlines()[0], samples=15).parse_args(given)
-    machine, ceilings = Machine(), measured_ceilings()
-    print(ceilings)
+    parser = arguments("plan_choice", __doc__.splitlines()[0], samples=15)
+    parser.add_argument("--cache", help="folder for built plans, kept for a later run; a temporary one by default")
+    options = parser.parse_args(given)
+    machine = Machine()
+    names = chosen_rows(options.rows, CASES)
+    cache = options.cache or tempfile.mkdtemp(prefix="graphdnn-")
     done: list[dict[str, Any]] = []
+    try:
+        tuning = build_ahead(names, machine.device, cache)
+        print(f"built the plans of {len(tuning)} regions, {sum(tuning.values()):.0f} s of one core", flush=True)
+        with one_core():
+            ceilings = measured_ceilings()
+            print(ceilings)
 
-    def row(name: str) -> Row:
-        found = measure(machine, name, ceilings, options.samples)
-        done.append(found.as_json())
-        gc.collect()
-        return found
+            def row(name: str) -> Row:
+                found = measure(machine, name, ceilings, options.samples, cache)
+                found = replace(found, settings={**found.settings, "tuning_s": tuning.get(name)})
+                done.append(found.as_json())
+                gc.collect()
+                return found
 
-    status = run_suite("plan_choice", options, CASES, row)
+            status = run_suite("plan_choice", options, CASES, row)
+    finally:
+        if not options.cache:
+            shutil.rmtree(cache, ignore_errors=True)
     if done:
         print(summary(done))
     return status

@@ -67,12 +67,13 @@ How the figures come about:
   inputs come from memory as they do inside a larger model; the launch is queued meanwhile. Times with a warm cache
   stand in the result files.
 - Single kernels: each graph holds several runs on rotated inputs and outputs, larger than the cache together.
-- Host cost: the device is idle before each timing, and nothing waits for it.
+- Host cost: the device is idle before each timing, and nothing waits for it. The same call is repeated, in blocks that
+  the contenders take in turns; what it takes after another one's call stands in the result file.
 - Plan choice: `ours` is what `selection="heuristic"` chose, `best` what `selection="measure"` did, and `error` is how
-  far their results differ. `cold`, `warm` and `tuning` are the seconds that compiling took with an empty cache, with a
-  full one, and with timing.
-- Time to compile: context and handles are there already. `cold` and `autotune` begin with an empty cache, as Inductor
-  does; all but `autotune` and Inductor are the best of three.
+  far their results differ. `cold` and `warm` are the seconds that compiling took with an empty cache and with a full
+  one; `tuning` those of choosing by measurement on one core, while every other core tuned another region.
+- Time to compile: each figure is that of a process of its own, whose context and handles are there already. `cold` and
+  `autotune` begin with an empty cache, as Inductor does; all but `autotune` and Inductor are the best of three.
 - `error` and `peer error` are the largest difference from a float64 evaluation over its peak; the peer's is that of the
   fastest peer. `estimated` is what the report said before running.
 """

@@ -45,6 +45,22 @@ def interleaved(
     return times
 
 
+def in_blocks(
+    contenders: Mapping[str, Run], clock: Clock, samples: int = SAMPLES, warm_up: int = WARM_UP, blocks: int = 10
+) -> dict[str, list[float]]:
+    """`samples` times of each contender, in blocks of runs one after the other, as a loop of calls is; the blocks are
+    taken in turns that each begin with another one, and the first `warm_up` runs of each block are dropped."""
+    names = list(contenders)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    with collector_paused():
+        for turn in range(blocks):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                found = [clock(contenders[name]) for _ in range(warm_up + max(1, samples // blocks))]
+                times[name] += found[warm_up:]
+    return times
+
+
 def medians(times: Mapping[str, Sequence[float]], runs: int = 1) -> dict[str, float]:
     """Median of each contender's times, where one sample is `runs` runs."""
     return {name: median(found) / runs for name, found in times.items()}

@@ -54,6 +54,11 @@ class Layers(Protocol):
         """Channels of a, then those of b."""
 
 
+def half_rounded(parameters: dict[str, Array]) -> dict[str, Array]:
+    """Float32 numbers that float16 holds, so that networks of both types compute the same function."""
+    return {name: array.astype(np.float16).astype(np.float32) for name, array in parameters.items()}
+
+
 class BuilderLayers:
     """Layers as nodes of a graph, with parameters as constants."""
 

@@ -16,7 +16,7 @@ from benchmarks import compile_time, kernel_cases, kernels, launch, layers, plan
 from benchmarks.comparison import arguments, empty_output, graph_floor_us, largest_error, random_tensor, strides_of
 from benchmarks.kernel_cases import CASES
 from benchmarks.results import Row, chosen_rows, device_folder, document, measured, rounded, save
-from benchmarks.timing import Ceilings, interleaved, medians
+from benchmarks.timing import Ceilings, in_blocks, interleaved, medians
 from benchmarks.torch_peers import BertLayer, LlamaLayer, Peer, ResNet50, inductor, tensor
 from examples.models import bert, llama
 from tests.benchmarks.processor import Processor
@@ -47,6 +47,20 @@ def test_contenders_take_turns_and_warm_up_is_dropped() -> None:
     assert "".join(order) == "abcbcacababcbcacab"
     assert times == {"a": [7.0, 9.0, 14.0, 16.0], "b": [8.0, 10.0, 12.0, 17.0], "c": [6.0, 11.0, 13.0, 15.0]}
     assert medians(times, runs=2) == {"a": 5.75, "b": 5.5, "c": 6.0}
+
+
+def test_blocks_repeat_a_contender_and_drop_what_warms_it_up() -> None:
+    order: list[str] = []
+    seen = iter(range(1000))
+
+    def clock(run: Callable[[], object]) -> float:
+        run()
+        return float(next(seen))
+
+    runs = {name: (lambda name=name: order.append(name)) for name in "ab"}
+    times = in_blocks(runs, clock, samples=4, warm_up=1, blocks=2)
+    assert "".join(order) == "aaabbbbbbaaa"
+    assert times == {"a": [1.0, 2.0, 10.0, 11.0], "b": [4.0, 5.0, 7.0, 8.0]}
 
 
 def test_the_collector_comes_back_on() -> None:
@@ -286,6 +300,7 @@ def test_rows_of_one_count_share_one_measurement(monkeypatch: pytest.MonkeyPatch
         asked.append(count)
         return {
             "times": {"bind": 3.0, "call": 8.0, "torch_graph_replay": 2.4, "driver": 1.9},
+            "alternating": {"bind": 5.0, "call": 17.0, "torch_graph_replay": 6.7, "driver": 4.0},
             "errors": {"bind": 1e-7, "call": 2e-7},
             "peer_error": 3e-7, "estimated_us": 2.5, "kernels": count, "peer_nodes": count, "failures": {},
         }  # fmt: skip
@@ -296,6 +311,7 @@ def test_rows_of_one_count_share_one_measurement(monkeypatch: pytest.MonkeyPatch
     assert {"bind 1", "bind 10", "bind 60", "bind 100", "bind 600", "call 1"} <= {r.name for r in rows}
     assert asked == list(launch.COUNTS)
     assert (rows[0].ours_us, rows[-1].ours_us, rows[0].ratio, rows[0].floor_us) == pytest.approx((3.0, 8.0, 0.8, 1.9))
+    assert [r.settings["alternating_us"]["ours"] for r in (rows[0], rows[-1])] == [5.0, 17.0]
 
 
 def test_a_page_shows_every_row() -> None:
