@@ -102,9 +102,17 @@ def graph_at(path: str) -> Graph:
 
 
 def target_of(word: str) -> str | Target:
+    """A target of the command line.  Raises CompileError naming those that are known."""
     import graphdnn as gd
+    from graphdnn.target import WORDS, known_devices, meant
 
-    return word if word in ("auto", "cpu", "cuda") else gd.Target.named(word)
+    if word in WORDS:
+        return word
+    if word not in known_devices():
+        name = meant(word)
+        asked = "" if name is None else f"; did you mean {name}?"
+        raise gd.CompileError(f"--target is {word!r}; {', '.join((*WORDS, *known_devices()))} are known{asked}")
+    return gd.Target.named(word)
 
 
 def run_diff(options: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ from graphdnn.runtime.probe import ChildProber
 from graphdnn.runtime.program import Program
 from graphdnn.saved.manifest import environment
 from graphdnn.session import Session, effects_of
-from graphdnn.target import Target
+from graphdnn.target import WORDS, Target, unknown_target
 
 THREADS = 8
 """Threads that build plans for a device; a library's own compilation leaves most of a processor idle."""
@@ -157,13 +157,11 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
         if not target.present:
             return target, None
         device = device_for(target.kind, target.ordinal, options.cache_dir)
-    elif target in ("cpu", "cuda", "auto"):
+    elif target in WORDS:
         kind = ("cuda" if device_present() else "cpu") if target == "auto" else target
         device = device_for(kind, None, options.cache_dir)
     else:
-        given: object = target
-        hint = f" (a described device: gd.Target.named({given!r}))" if isinstance(given, str) else ""
-        raise CompileError(f'compile: target is {target!r}; "auto", "cpu", "cuda" or a gd.Target is needed{hint}')
+        raise unknown_target(target)
     return device.target, device
 
 

@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 from importlib import resources
 
 from graphdnn.errors import CompileError
+from graphdnn.spelling import hint, nearest
 
 CPU_BANDWIDTH = 20e9
 CPU_RATE = 50e9
+
+WORDS = ("auto", "cpu", "cuda")
+"""Targets that are meant by a word: machines that are here."""
+
+ELSEWHERE = {"gpu": "cuda", "nvidia": "cuda", "device": "cuda", "host": "cpu", "numpy": "cpu", "default": "auto"}
+"""What other libraries call them."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,25 @@ def described(name: str) -> Target:
     """Reads a device description.  Raises CompileError for an unknown name."""
     names = known_devices()
     if name not in names:
-        raise CompileError(f"target {name!r} is not described here; known devices are {', '.join(names)}")
+        raise CompileError(
+            f"target {name!r} is not described here; known devices are {', '.join(names)}{hint(name, names)}"
+        )
     data = json.loads((resources.files("graphdnn") / "devices" / f"{name}.json").read_text())
     data["compute_capability"] = tuple(data["compute_capability"])
     return Target(name=name, kind="cuda", present=False, **data)
+
+
+def meant(given: object) -> str | None:
+    """The word or described device that is most like what was given as a target; None where none is."""
+    form = given.strip().casefold() if isinstance(given, str) else ""
+    return ELSEWHERE.get(form) or nearest(given, (*WORDS, *known_devices()))
+
+
+def unknown_target(given: object) -> CompileError:
+    """The error for what is no target in Python."""
+    needed = f'"auto", "cpu", "cuda" or a described device, gd.Target.named("{known_devices()[0]}"), is needed'
+    name = meant(given)
+    asked = "" if name is None else f'; did you mean "{name}"?'
+    if name is not None and name not in WORDS:
+        asked = f'; did you mean gd.Target.named("{name}")?'
+    return CompileError(f"compile: target is {given!r}; {needed}{asked}")

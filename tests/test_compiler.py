@@ -80,7 +80,7 @@ def test_what_no_plan_can_be_built_for_is_expanded_after_all(rng: np.random.Gene
     [
         ({"graph": "text"}, "graph is a str"),
         ({"options": {"precision": "tf32"}}, "options is a dict"),
-        ({"target": "h200"}, r"gd\.Target\.named\('h200'\)"),
+        ({"target": "h200"}, r'gd\.Target\.named\("h200"\)'),
         ({"target": 3}, "target is 3; .* is needed$"),
         ({"target": Target("x", "tpu", False, 1e12, {"float32": 1e12})}, r"target x .* of kind 'tpu'; cuda or cpu"),
     ],

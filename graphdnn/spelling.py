@@ -1,0 +1,50 @@
+"""What a misspelt name was meant to be: the nearest known one, for the end of an error's sentence."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CLOSE = 0.6
+"""Likeness, as difflib counts it, from which one name is taken for another."""
+
+
+def nearest(given: object, known: Iterable[str]) -> str | None:
+    """The known name that is most like what was given, whatever its case and the spaces around it; None where none
+    is."""
+    from difflib import get_close_matches
+
+    if not isinstance(given, str):
+        return None
+    by_form = {name.casefold(): name for name in known}
+    found = get_close_matches(given.strip().casefold(), by_form, n=1, cutoff=CLOSE)
+    return by_form[found[0]] if found else None
+
+
+def hint(given: object, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: which one may be meant; empty where none is near."""
+    found = nearest(given, known)
+    return f"; did you mean {found!r}?" if found is not None else ""
+
+
+def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function; an argument by a name that it lacks is a TypeError that says which name is meant."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(
+                    f"{function.__name__}: there is no argument {name!r}{hint(name, known)} "
+                    f"(it takes {', '.join(known)})"
+                )
+        return function(*args, **kwargs)
+
+    return checked
