@@ -29,12 +29,14 @@ from graphdnn.runtime.probe import ChildProber
 from graphdnn.runtime.program import Program
 from graphdnn.saved.manifest import environment
 from graphdnn.session import Session, effects_of
+from graphdnn.spelling import named_arguments
 from graphdnn.target import WORDS, Target, unknown_target
 
 THREADS = 8
 """Threads that build plans for a device; a library's own compilation leaves most of a processor idle."""
 
 
+@named_arguments(CompileOptions.model_fields)
 def compile(
     graph: Graph,
     target: str | Target = "auto",
@@ -79,7 +81,7 @@ def compile_locked(
     made = made.with_report(lambda report: report.model_copy(update={"effects": (*report.effects, *effects)}))
     if lock.messages:
         more = f"; exe.report.effects has {len(lock.messages) - 1} more" if lock.messages[1:] else ""
-        warnings.warn(lock.messages[0] + more, RuntimeWarning, stacklevel=3)
+        warnings.warn(lock.messages[0] + more, RuntimeWarning, stacklevel=4)
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -10,10 +10,25 @@ from graphdnn.engines.contract import Policy
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.errors import CompileError
 from graphdnn.passes.pipeline import OPTIONAL_PASSES
+from graphdnn.spelling import hint
 
 Bytes = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "True or False",
+    "string_type": "text",
+    "tuple_type": "a tuple or list of names",
+    "finite_number": "a finite number",
+    "greater_than_equal": "a number of at least 0",
+}
+"""What an option of a wrong type or value should have been, by pydantic's word for the mistake."""
+
+SHOWN = 80
+"""Characters of a wrong value that an error repeats."""
 
 
 class CompileOptions(BaseModel):
@@ -51,14 +66,11 @@ class CompileOptions(BaseModel):
     disabled_plans: Names = ()
     cache_dir: str | None = None
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, /, **options: object) -> None:
         try:
             super().__init__(**options)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "options"
-            message = first["msg"].removeprefix("Value error, ")
-            raise CompileError(f"CompileOptions: {where} is {first['input']!r}: {message}") from None
+            raise CompileError(f"CompileOptions: {complaint(error.errors()[0])}") from None
 
     @field_validator("disabled_passes")
     @classmethod
@@ -92,8 +104,24 @@ class CompileOptions(BaseModel):
         return Policy(precision=self.precision, deterministic=self.deterministic, workspace_limit=self.workspace_limit)
 
 
+def complaint(error: Any) -> str:
+    """The first thing that is wrong with options, with the nearest of the words that are known where it is one."""
+    given, kind = error["input"], error["type"]
+    name, *place = error["loc"]
+    if kind == "extra_forbidden":
+        options = tuple(CompileOptions.model_fields)
+        return f"there is no option {name!r}{hint(name, options)} (options are {', '.join(options)})"
+    who = f"{name} is {given!r:.{SHOWN}}" if not place else f"entry {place[0]} of {name} is {given!r:.{SHOWN}}"
+    if kind == "literal_error":
+        words = get_args(CompileOptions.model_fields[name].annotation)
+        return f"{who}; {error['ctx']['expected']} is needed{hint(given, words)}"
+    if kind == "value_error":
+        return f"{who}: {error['ctx']['error']}"
+    return f"{who}; {WANTED[kind]} is needed" if kind in WANTED else f"{who}: {error['msg']}"
+
+
 def known(names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if name not in allowed:
-            raise ValueError(f"{name!r} is not one of {', '.join(allowed)}")
+            raise ValueError(f"{name!r} is not one of {', '.join(allowed)}{hint(name, allowed)}")
     return names

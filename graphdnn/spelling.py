@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -32,19 +32,30 @@ def hint(given: object, known: Iterable[str]) -> str:
     return f"; did you mean {found!r}?" if found is not None else ""
 
 
-def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function; an argument by a name that it lacks is a TypeError that says which name is meant."""
-    parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+def named_arguments(options: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The same function; an argument by a name that it lacks is a TypeError that says which name is meant.
 
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                raise TypeError(
-                    f"{function.__name__}: there is no argument {name!r}{hint(name, known)} "
-                    f"(it takes {', '.join(known)})"
-                )
-        return function(*args, **kwargs)
+    `options` are names that its argument `options`, a gd.CompileOptions, has.
+    """
 
-    return checked
+    def around(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(function).parameters.values()
+        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name in options and name not in known:
+                    raise TypeError(
+                        f"{function.__name__}: {name!r} is an option; options=gd.CompileOptions({name}=...) is needed"
+                    )
+                if name not in known:
+                    raise TypeError(
+                        f"{function.__name__}: there is no argument {name!r}{hint(name, known)} "
+                        f"(it takes {', '.join(known)})"
+                    )
+            return function(*args, **kwargs)
+
+        return checked
+
+    return around

@@ -97,7 +97,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
     [
         ({"disabled_passes": ("fuze",)}, r"disabled_passes is \('fuze',\): 'fuze' is not one of canonicalize, .*fuse"),
         ({"cache_dir": "a\0b"}, "cache_dir is .*: a path without null characters is needed"),
-        ({"workspace_limit": True}, "workspace_limit is True: .*integer"),
+        ({"workspace_limit": True}, "workspace_limit is True; a whole number is needed"),
     ],
 )
 def test_wrong_options_are_named(option: dict[str, Any], message: str) -> None:

@@ -35,11 +35,13 @@ from graphdnn.saved.manifest import ManifestModel, difference, environment
 from graphdnn.saved.records import read_record
 from graphdnn.saved.reports import expanded
 from graphdnn.saved.weights import graph_of
+from graphdnn.spelling import named_arguments
 from graphdnn.target import Target
 
 THREADS = 8
 
 
+@named_arguments()
 def load(path: str | Path, target: str | Target | None = None, *, rebuild: bool = True) -> Executable:
     """The executable that `Executable.save` wrote, with states at zero.
 
@@ -59,7 +61,7 @@ def load(path: str | Path, target: str | Target | None = None, *, rebuild: bool 
         why = str(restored)
     if not rebuild:
         raise SavedFileError(f"{file.who}: {why}; with rebuild=True it is compiled anew from its graph")
-    warnings.warn(f"{file.who}: {why}; it is compiled anew from its graph", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"{file.who}: {why}; it is compiled anew from its graph", RuntimeWarning, stacklevel=3)
     return compile(file.graph, machine, options)
 
 

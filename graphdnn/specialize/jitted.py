@@ -26,6 +26,7 @@ from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_len
 from graphdnn.specialize.signature import Signature, form_of, spelled, type_of
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
+from graphdnn.spelling import named_arguments
 from graphdnn.target import Target
 
 ROUTES_PER_ENTRY = 16
@@ -52,6 +53,7 @@ class JitStats:
     tuning_failures: int
 
 
+@named_arguments(CompileOptions.model_fields)
 def jit(
     fn: Callable[..., Any],
     *,
