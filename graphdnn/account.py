@@ -51,6 +51,7 @@ REFUSED: dict[Code, Verdict] = {
     Code.BUILD: "failed",
     Code.RUN: "failed",
     Code.NUMBERS: "wrong",
+    Code.TRANSIENT: "failed",
 }
 """Verdicts on engines that would have taken a region; the other codes are an engine's own "no"."""
 

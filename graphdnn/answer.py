@@ -26,6 +26,8 @@ class Code(StrEnum):
     BUILD = "build"
     RUN = "run"
     NUMBERS = "numbers"
+    TRANSIENT = "transient"
+    """Says nothing of the plan: out of memory, a child process that could not start.  Another time it may work."""
 
 
 FIXABLE = frozenset({Code.DTYPE, Code.ALIGNMENT, Code.PRECISION, Code.SETUP, Code.OPTION})

@@ -17,6 +17,10 @@ class ExecutionError(GraphDnnError):
     """A compiled graph could not run: wrong arrays, a lost context, a plan that failed."""
 
 
+class OutOfMemoryError(ExecutionError):
+    """There was not enough memory at that moment; another time the same may work."""
+
+
 class SetupError(CompileError):
     """A driver, a library or a version is missing, and nothing else can take its work."""
 

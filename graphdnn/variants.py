@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from graphdnn.engines.remember import Memory
-from graphdnn.errors import CompileError, ExecutionError
+from graphdnn.errors import CompileError, ExecutionError, OutOfMemoryError
 from graphdnn.planning import Planned, Problem, fitted
 from graphdnn.runtime.schedule import Schedule
 
@@ -59,15 +59,18 @@ def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer
             times = {AS_IS: timer.whole(placed)}
         except ExecutionError as error:
             return Fastest(made, placed, (f"whole graphs were not timed: {error}",))
+        fits = True
         for name in names:
             if tuner.budget.is_over():
                 break
             try:
                 plans[name] = fitted(problem, (name,))
                 times[name] = timer.whole(plans[name][1])
+            except OutOfMemoryError:
+                fits = False  # today
             except (CompileError, ExecutionError):
                 continue  # that variant cannot be had
-        else:
+        if fits and problem.desk.is_repeatable and not tuner.budget.is_over():
             memory.keep_whole(identity, engines, times)
     best = min(times, key=lambda n: times[n])
     if times[best] >= MARGIN * times[AS_IS]:

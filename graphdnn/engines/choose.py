@@ -198,6 +198,15 @@ class Desk:
         for outcome in self._outcomes.values():
             outcome.plans.clear()
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether all that was found holds another time too: nothing failed for a reason of the moment."""
+        outcomes = [t for o in self._outcomes.values() for entries in o.tried.values() for t in entries]
+        plans = [t for found in self._plans.values() for t in found.tried]
+        answers = [a for row in self._answers.values() for a in row.values()]
+        refused = any(isinstance(a, Decline) and a.code is Code.TRANSIENT for a in answers)
+        return not refused and not any(t.is_transient for t in (*outcomes, *plans))
+
     def _takers(self, region: Region) -> tuple[tuple[Engine, Support], ...]:
         """Engines that take a region, the cheapest by estimate first."""
         answers = self.answers(region)

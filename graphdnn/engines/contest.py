@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 
-from graphdnn.answer import Decline
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.check import Finding, Referee
-from graphdnn.engines.contract import Bench, Candidate, Support
-from graphdnn.engines.trial import RUN_ERRORS, Built, Tried
+from graphdnn.engines.contract import Bench, Candidate, Support, Timing
+from graphdnn.engines.trial import RUN_ERRORS, Built, Tried, failed, failure
 
 TRUST = 8.0
 """How far below its estimate a plan may come: what would not win even so is not timed.  Estimates of classes of kernels
@@ -50,12 +50,14 @@ class Contest:
         self._refused: dict[str, Decline] = {}
         self.is_complete = True
         self.is_compared = True
+        self.is_repeatable = True  # until something fails that may work another time
 
     def run(self, queue: Queue, engine: str, support: Support, show: Callable[[str, float], None]) -> None:
         """Times one engine's plans, in its order."""
         tried = self._tried.setdefault(engine, [])
         if queue.refusal is not None:
             self._refused[engine] = queue.refusal
+            self.is_repeatable &= queue.refusal.code is not Code.TRANSIENT
             return
         if support.estimated_us > TRUST * self._best_us:
             reason = f"not timed: estimated {support.estimated_us:.1f} us against {self._best_us:.1f}"
@@ -78,15 +80,12 @@ class Contest:
         """Runs a built plan, keeps what it computed, and times it."""
         if isinstance(one, Built):
             one = self._first_run(one)
-        if isinstance(one, Tried):
-            tried.append(one)
+        found = self._timed(one) if isinstance(one, Built) else one
+        if isinstance(found, Tried):
+            self.is_repeatable &= not found.is_transient
+            tried.append(found)
             return
-        try:
-            finding = self._computed(one)
-            timing = self._bench.measure(one.plan, self._best_us)
-        except RUN_ERRORS as error:
-            tried.append(Tried(one.candidate, "failed", f"failed when timed: {error}"))
-            return
+        one, finding, timing = found
         reason = f"dropped after its first runs, the best taking {self._best_us:.1f} us" if timing.is_dropped else ""
         entry = Tried(one.candidate, "slower", reason, timing.us)
         tried.append(entry)
@@ -94,6 +93,12 @@ class Contest:
         # A wrong plan must not make right ones look hopeless: one that is too fast to be true counts as the floor.
         if self._referee.needs_voices or not self._referee.judge([finding])[0]:
             self._best_us = min(self._best_us, max(timing.us, self._floor_us))
+
+    def _timed(self, one: Built) -> tuple[Built, Finding, Timing] | Tried:
+        try:
+            return one, self._computed(one), self._bench.measure(one.plan, self._best_us)
+        except RUN_ERRORS as error:
+            return failed(one.candidate, failure(error, "failed when timed"))
 
     def _computed(self, one: Built) -> Finding:
         candidate = one.candidate
@@ -136,8 +141,9 @@ class Contest:
             if isinstance(one, Built):
                 try:
                     found.append(self._computed(one))
-                except RUN_ERRORS:
-                    continue  # it was not to be chosen anyway
+                except RUN_ERRORS as error:  # it was not to be chosen anyway
+                    one = failed(candidate, failure(error, "failed when asked"))
+            self.is_repeatable &= not (isinstance(one, Tried) and one.is_transient)
         return found
 
 

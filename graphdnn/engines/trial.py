@@ -10,12 +10,12 @@ from typing import Any, Self
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Prober, Support
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ExecutionError, OutOfMemoryError
 
 Plan = DevicePlan | HostPlan
 
-RUN_ERRORS = (ExecutionError, RuntimeError)
-"""What a plan that cannot run raises; the second is cuDNN's frontend's."""
+RUN_ERRORS = (ExecutionError, RuntimeError, MemoryError)
+"""What a plan that cannot run raises; the second is what bindings of libraries raise."""
 
 PIECE = 256
 """Bytes at whose multiples the tensors of a first run start, as memory of their own would."""
@@ -77,13 +77,15 @@ class Limits:
 class Tried:
     """A concrete plan and what became of it.
 
-    `verdict` is "chosen", "slower" (timed, or never tried), "excluded", "failed" or "wrong".
+    `verdict` is "chosen", "slower" (timed, or never tried), "excluded", "failed" or "wrong".  A failure that
+    `is_transient` says nothing of the plan: it counts for this compilation, and nobody may remember it.
     """
 
     candidate: Candidate
     verdict: str
     reason: str = ""
     measured_us: float | None = None
+    is_transient: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,21 +118,34 @@ def built(
     if prober is not None and not candidate.is_known:
         refusal = prober.probe(candidate.region, candidate.engine, candidate.name)
         if refusal is not None:
-            return Tried(candidate, "failed", str(refusal))
+            return failed(candidate, refusal)
     sys.audit(TRYING, engine.name, candidate.name, candidate.region.pattern)
     try:
         with device:
             plan = engine.build(candidate, device)
-    except ExecutionError as error:
-        return Tried(candidate, "failed", f"could not be built: {error}")
+    except (ExecutionError, MemoryError) as error:
+        return failed(candidate, failure(error, "could not be built"))
     except Exception as error:
         error.add_note(f"while {engine.name} built {candidate.name} for {candidate.region.pattern}")
         raise
     if isinstance(plan, Decline):
-        return Tried(candidate, "failed", str(plan))
+        return failed(candidate, plan)
     actual = as_built(candidate, plan)
     excluded = limits.bars(actual)
     return Tried(actual, "excluded", excluded) if excluded else Built(actual, plan)
+
+
+def failure(error: Exception, what: str) -> Decline:
+    """An error of a plan as a decline: `transient` where memory was lacking, which another time there may be."""
+    code = Code.TRANSIENT if isinstance(error, OutOfMemoryError | MemoryError) else Code.RUN
+    return Decline(code, f"{what}: {str(error) or type(error).__name__}")
+
+
+def failed(candidate: Candidate, why: Decline) -> Tried:
+    """A plan that failed, and whether that says anything of it."""
+    if why.code is not Code.TRANSIENT:
+        return Tried(candidate, "failed", str(why))
+    return Tried(candidate, "failed", f"{why}; this failure is of the moment and not remembered", is_transient=True)
 
 
 def as_built(candidate: Candidate, plan: Plan) -> Candidate:
@@ -159,7 +174,7 @@ class Ground:
     def addresses(self, sizes: Sequence[int]) -> list[int]:
         """Addresses of pieces of these sizes, at multiples of 256 bytes; their content is whatever was left there.
 
-        Those given before are void.  Raises ExecutionError where there is not enough memory.
+        Those given before are void.  Raises OutOfMemoryError where there is not enough memory.
         """
         *starts, nbytes = accumulate((-(-size // PIECE) * PIECE for size in sizes), initial=0)
         if self._piece is None or nbytes > self._nbytes:
@@ -178,7 +193,7 @@ def ran(one: Built, ground: Ground) -> Built | Tried:
     candidate = one.candidate
     sys.audit(TRYING, candidate.engine, candidate.name, candidate.region.pattern)
     kernels = trial(one.plan, candidate, ground)
-    return Tried(candidate, "failed", str(kernels)) if isinstance(kernels, Decline) else replace(one, kernels=kernels)
+    return failed(candidate, kernels) if isinstance(kernels, Decline) else replace(one, kernels=kernels)
 
 
 def trial(plan: Plan, candidate: Candidate, ground: Ground) -> int | Decline:
@@ -200,7 +215,7 @@ def trial(plan: Plan, candidate: Candidate, ground: Ground) -> int | Decline:
             device.synchronize()
             return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
     except RUN_ERRORS as error:
-        return Decline(Code.RUN, f"failed on its first run: {error}")
+        return failure(error, "failed on its first run")
 
 
 def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:
@@ -212,6 +227,8 @@ def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:
         code, fix = Code.OPTION, enabling([t.candidate for t in tried], limits)
     elif "wrong" in verdicts:
         code = Code.NUMBERS
+    elif any(t.is_transient for t in tried):
+        code = Code.TRANSIENT
     return Decline(code, f"none of {engine}'s {len(tried)} plans is usable: {reasons}", fix)
 
 

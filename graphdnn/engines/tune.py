@@ -23,7 +23,7 @@ from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober,
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.pool import Lazy, Pool
 from graphdnn.engines.remember import Found, Memory
-from graphdnn.engines.trial import Built, Ground, Limits, Tried, built, ran, refusal_of
+from graphdnn.engines.trial import Built, Ground, Limits, Tried, built, failed, ran, refusal_of
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.target import Target
@@ -50,6 +50,8 @@ FLOOR = Efficiency(bandwidth=1.25, matrix=1.25, plain=1.25)
 FLOOR_GAPS = 0.5
 """Launch gaps that any kernel takes."""
 
+PASSING = "a failure of the moment kept a plan out, so that the times are not remembered"
+"""What is said of a region whose plans may do better another time."""
 
 Proposed = Sequence[Candidate] | Decline
 """What an engine proposes for a region."""
@@ -270,7 +272,7 @@ class Tuner:
         if order is not None and not order.cancel():
             fault = order.result()
             if fault is not None:
-                return Tried(candidate, "failed", str(fault))
+                return failed(candidate, fault)
         return built(engine, candidate, self._device, self._limits, self._prober)
 
     def _shower(self, pattern: str, number: int, total: int) -> Callable[[str, float], None]:
@@ -311,11 +313,13 @@ class Tuner:
         outcome.refused.update(refused)
         if not contest.is_compared:
             outcome.note = "numbers were not compared: too large for the definition, and one engine alone takes it"
-        if contest.is_complete:
+        if not contest.is_complete:
+            outcome.note = self.budget.ending
+        elif not contest.is_repeatable:
+            outcome.note = "; ".join(filter(None, (outcome.note, PASSING)))
+        else:
             by_engine = {e.name: tried.get(e.name, ()) for e, _ in job.engines}
             self._memory.keep(region, Found(by_engine, refused, outcome.note))
-        else:
-            outcome.note = self.budget.ending
         return outcome
 
 
@@ -336,7 +340,7 @@ def drawn(region: Region, rng: np.random.Generator) -> list[Array] | Decline:
     try:
         return inputs_for(region, rng)
     except MemoryError as error:
-        return Decline(Code.RUN, f"its tensors do not fit in host memory: {error}")
+        return Decline(Code.TRANSIENT, f"its tensors do not fit in host memory: {error}")
 
 
 def judged(tried: dict[str, tuple[Tried, ...]], plans: dict[str, Built], limits: Limits) -> Outcome:

@@ -7,7 +7,7 @@ import functools
 import sys
 from typing import Any
 
-from graphdnn.errors import ExecutionError, SetupError
+from graphdnn.errors import ExecutionError, OutOfMemoryError, SetupError
 
 LEGACY_STREAM = 1
 """The legacy default stream by its explicit handle; 0 would mean another stream where the driver is told so."""
@@ -15,6 +15,7 @@ LEGACY_STREAM = 1
 PER_THREAD_STREAM = 2
 """The per-thread default stream: one handle that means another stream in each thread."""
 
+OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 STUB_LIBRARY = 34
 CAPTURE_IMPLICIT = 906
@@ -76,14 +77,16 @@ def core() -> Any:
 
 
 def check(what: str, result: tuple[Any, ...]) -> Any:
-    """The value of a driver call.  Raises ExecutionError saying what was asked for and what the driver answered."""
+    """The value of a driver call.  Raises ExecutionError saying what was asked for and what the driver answered;
+    OutOfMemoryError where that is a lack of memory."""
     status = result[0]
     if int(status) == 0:
         return result[1] if len(result) > 1 else None
     note = ""
     if int(status) in CAPTURE_ERRORS:
         note = "; a stream is being captured, during which nothing may be compiled, allocated or waited for"
-    raise ExecutionError(f"CUDA was asked to {what} and answered {status.name}{note}")
+    kind = OutOfMemoryError if int(status) == OUT_OF_MEMORY else ExecutionError
+    raise kind(f"CUDA was asked to {what} and answered {status.name}{note}")
 
 
 def stream_handle(stream: object | None) -> int:

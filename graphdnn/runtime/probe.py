@@ -17,7 +17,7 @@ import numpy as np
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Device, DevicePlan, Engine, HostPlan, Policy
-from graphdnn.errors import GraphDnnError, GraphError
+from graphdnn.errors import GraphError, OutOfMemoryError
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.runtime.child import Child, Ended, Parent
@@ -156,7 +156,7 @@ def decline_of(answer: Message, engine: str, plan: str) -> Decline | None:
     if verdict == "failed":
         return Decline(Code.RUN, f"plan {plan} of {engine} failed in a child process: {reason}")
     return Decline(
-        Code.RUN,
+        Code.TRANSIENT,
         f"plan {plan} of {engine} has no committed run behind it, and could not be tried in a child process: {reason}",
     )
 
@@ -168,7 +168,7 @@ def work(parent: Parent) -> None:
         try:
             graph = Graph.from_json(question["graph"]) if question["graph"] is not None else graph
             answer = tried(region_of(graph, question), question)
-        except (GraphDnnError, ImportError) as error:
+        except Exception as error:  # no device or no engine here, whatever says so: the plan is not to blame
             answer = {"verdict": "unable", "reason": str(error)}
         parent.send(answer)
         if answer["verdict"] == "failed":
@@ -188,17 +188,20 @@ def region_of(graph: Graph | None, question: Message) -> Region:
 def tried(region: Region, question: Message) -> Message:
     """The verdict on the plan that is asked about.
 
-    Raises GraphDnnError where there is no device here, ImportError where there is no engine.
+    Raises whatever says that there is no device or no engine here.
     """
     device, engine = opened(*question["device"]), loaded(question["engine"])
     try:
         return ran(region, question, engine, device)
+    except (OutOfMemoryError, MemoryError) as error:
+        return {"verdict": "unable", "reason": f"there was not enough memory ({error})"}
     except Exception as error:
         return {"verdict": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 
 def ran(region: Region, question: Message, engine: Engine, device: Device) -> Message:
-    """Builds the plan, and runs it where that is asked for; whatever it raises is the plan's fault."""
+    """Builds the plan, and runs it where that is asked for; whatever it raises is the plan's fault, but for a lack of
+    memory."""
     with device:
         candidate = engine.named(region, question["plan"], device, policy_of(question["policy"]))
         plan = candidate if isinstance(candidate, Decline) else engine.build(candidate, device)
@@ -211,11 +214,7 @@ def ran(region: Region, question: Message, engine: Engine, device: Device) -> Me
         if isinstance(plan, HostPlan):
             plan.run([np.zeros(v.type.shape, v.type.dtype.numpy) for v in region.inputs])
             return {"verdict": "passed"}
-        try:
-            buffers = scratch(region, plan, device)
-        except (GraphDnnError, MemoryError) as error:
-            return {"verdict": "unable", "reason": str(error)}
-        run_once(region, plan, device, buffers)
+        run_once(region, plan, device, scratch(region, plan, device))
         return {"verdict": "passed"}
 
 

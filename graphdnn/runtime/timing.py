@@ -17,7 +17,7 @@ import numpy as np
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Bench, Device, DevicePlan, HostPlan, Timing
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ExecutionError, OutOfMemoryError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import empty, in_memory_order
@@ -71,13 +71,13 @@ class CudaTimer:
         try:
             return CudaBench(self._device, region, inputs, count, self._memory)
         except ExecutionError as error:
-            return Decline(Code.RUN, f"its tensors do not fit on the device: {error}")
+            return Decline(Code.TRANSIENT, f"its tensors do not fit on the device: {error}")
 
     def whole(self, placed: Schedule) -> float:
         """Microseconds of one run of a whole schedule, captured as one graph.  Raises ExecutionError."""
         needed = placed.peak_bytes
         if self._memory is not None and needed > self._memory:
-            raise ExecutionError(f"a whole run takes {needed} bytes; tuning_memory is {self._memory}")
+            raise OutOfMemoryError(f"a whole run takes {needed} bytes; tuning_memory is {self._memory}")
         return ScheduleRun(self._device, placed).measure()
 
 
@@ -167,10 +167,11 @@ class CudaBench:
             self._device.fill(self._flush.handle, 0, self._flush.nbytes, self._device.stream)
 
     def _scratch(self, plan: DevicePlan | HostPlan) -> int:
-        """Address of the plan's scratch memory.  Raises ExecutionError where there is not so much."""
+        """Address of the plan's scratch memory.  Raises OutOfMemoryError where there is not so much."""
         needed = device_plan(plan).workspace_bytes
         if self._left is not None and needed > self._left:
-            raise ExecutionError(f"it takes {needed} bytes of scratch, and tuning_memory leaves {max(0, self._left)}")
+            left = max(0, self._left)
+            raise OutOfMemoryError(f"it takes {needed} bytes of scratch, and tuning_memory leaves {left}")
         if needed > self._workspace.nbytes:
             self._workspace.close()
             self._workspace = self._device.allocate(needed)

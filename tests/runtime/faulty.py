@@ -18,7 +18,7 @@ from pathlib import Path
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
 from graphdnn.engines.reference import ReferenceEngine, ReferencePlan
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ExecutionError, OutOfMemoryError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.runtime.child import Parent
@@ -30,6 +30,10 @@ PLACE = "tests.runtime.faulty:FaultyEngine"
 
 def lose() -> None:
     raise ExecutionError("the CUDA context is lost: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+
+def find_no_memory(where: type[Exception]) -> None:
+    raise where("512 bytes were asked for")
 
 
 def fail() -> None:
@@ -74,6 +78,8 @@ DEEDS: dict[str, Callable[[], object]] = {
     "raise": fail,
     "lose": lose,
     "exit": lambda: sys.exit(3),
+    "out of device memory": lambda: find_no_memory(OutOfMemoryError),
+    "out of host memory": lambda: find_no_memory(MemoryError),
     "vanish": lambda: os._exit(0),
     "hang": lambda: time.sleep(600),
     "hang in a library": lambda: ctypes.PyDLL(None).sleep(600),

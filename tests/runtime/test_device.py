@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from graphdnn.errors import ExecutionError, SetupError
+from graphdnn.errors import ExecutionError, OutOfMemoryError, SetupError
 from graphdnn.ir.types import TensorType, uint8
 from graphdnn.runtime import driver as drivers
 from graphdnn.runtime.buffers import Memory, host_view
@@ -67,6 +67,7 @@ def test_a_failed_driver_call_says_what_was_asked(status: int, note: bool) -> No
     with pytest.raises(ExecutionError, match="CUDA was asked to do it and answered CUDA_ERROR_SOMETHING") as error:
         check("do it", (Status(status), 0))
     assert ("a stream is being captured" in str(error.value)) == note
+    assert isinstance(error.value, OutOfMemoryError) == (status == 2)
 
 
 def test_without_a_driver_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,10 @@ def prober(store: DiskStore) -> Iterator[ChildProber]:
         yield made
 
 
-def ended(prober: ChildProber, plan: str, region: Region | None = None) -> str:
+def ended(prober: ChildProber, plan: str, region: Region | None = None, code: Code = Code.RUN) -> str:
     answer = prober.probe(region or some_region(), "faulty", plan)
     assert isinstance(answer, Decline)
-    assert answer.code is Code.RUN
+    assert answer.code is code
     assert f"plan {plan} of faulty" in answer.reason
     return answer.reason
 
@@ -187,7 +187,10 @@ def test_a_verdict_holds_in_its_environment_only(store: DiskStore) -> None:
     assert len(store.entries()) == 2
 
 
-@pytest.mark.parametrize("plan", ["starve", "hungry", "not built"])
+HUNGRY = ("hungry", "out of device memory", "in build out of device memory", "out of host memory")
+
+
+@pytest.mark.parametrize("plan", ["starve", *HUNGRY, "not built"])
 def test_what_says_nothing_of_the_plan_is_not_remembered(plan: str, prober: ChildProber, store: DiskStore) -> None:
     answer = prober.probe(some_region(), "faulty", plan)
     assert isinstance(answer, Decline)
@@ -195,7 +198,9 @@ def test_what_says_nothing_of_the_plan_is_not_remembered(plan: str, prober: Chil
     if plan == "not built":
         assert answer == Decline(Code.BUILD, "it needs 300 registers")
     else:
+        assert answer.code is Code.TRANSIENT
         assert "could not be tried" in answer.reason
+        assert ("not enough memory" in answer.reason) is (plan in HUNGRY)
     assert prober.probe(some_region(), "faulty", "good") is None
 
 
@@ -209,8 +214,8 @@ def test_no_interpreter_is_a_decline(prober: ChildProber, monkeypatch: pytest.Mo
         with monkeypatch.context() as patched:
             patched.setattr(sys, name, value, raising=False)
             with ChildProber(ENGINES, HostDevice(), POLICY, HERE) as other:
-                assert "could not be tried" in ended(other, "good")
-                assert "could not be tried" in ended(other, "good")
+                for _ in range(2):
+                    assert "could not be tried" in ended(other, "good", code=Code.TRANSIENT)
 
 
 def test_an_interpreter_that_is_none_is_a_decline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +225,7 @@ def test_an_interpreter_that_is_none_is_a_decline(tmp_path: Path, monkeypatch: p
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with ChildProber(ENGINES, HostDevice(), POLICY, HERE) as prober:
-        assert "something else than a child of ours" in ended(prober, "good")
+        assert "something else than a child of ours" in ended(prober, "good", code=Code.TRANSIENT)
 
 
 def test_children_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +277,7 @@ class OneQuestion:
         ({"graph": "{}"}, "unable", "document"),
         ({"nodes": ["sum"]}, "unable", "not what it was"),
         ({"engine": "graphdnn.nothing:Engine"}, "unable", "No module named"),
+        ({"device": ["cuda", "no ordinal", ""]}, "unable", ""),
         ({"policy": asdict(Policy())}, "failed", "the policy arrived as"),
     ],
 )

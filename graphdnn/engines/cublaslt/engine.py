@@ -10,7 +10,7 @@ from graphdnn.engines.answers import remembered
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.cublaslt.estimate import estimate
 from graphdnn.engines.cublaslt.kept import read_algorithms, spell_algorithms
-from graphdnn.engines.cublaslt.library import REDUCTIONS, Algorithm, Library, Request, open_library
+from graphdnn.engines.cublaslt.library import REDUCTIONS, Algorithm, Library, Request, open_library, refusal
 from graphdnn.engines.cublaslt.plan import CublasLtPlan
 from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem, describe
 from graphdnn.engines.cublaslt.support import (
@@ -77,17 +77,17 @@ class CublasLtEngine:
             return library
         compute = compute_type(problem, policy)
         found: dict[str, tuple[int, Algorithm]] = {}
-        refusal: Decline | None = None
+        refused: Decline | None = None
         # What no option rules out comes second where options do: the report says what they cost.
         for asked in dict.fromkeys((unbounded(policy), policy)):
             request = Request(workspace_limit(asked), VECTOR_BYTES, allowed_reductions(asked), COUNT)
             algorithms = search(library, device, problem, compute, request, policy.precision)
             if isinstance(algorithms, Decline):
-                refusal = algorithms
+                refused = algorithms
                 continue
             found.update((a.name, (request.reductions, a)) for a in algorithms if a.name not in found)
-        if refusal is not None and not found:
-            return refusal
+        if refused is not None and (not found or refused.code is Code.TRANSIENT):
+            return refused
         words = precision_words(problem, policy)
         return [
             Candidate(
@@ -121,6 +121,8 @@ class CublasLtEngine:
         least = INT8_MULTIPLE if problem.a.dtype == int8 else 1
         request = Request(algorithm.workspace_bytes, least, recipe.reductions, COUNT)
         fallback = search(library, device, problem, recipe.compute, request, recipe.precision)
+        if isinstance(fallback, Decline) and fallback.code is Code.TRANSIENT:
+            return fallback
         steady = [] if isinstance(fallback, Decline) else [x for x in fallback if x.is_deterministic]
         return prepared(library, candidate, device, problem, recipe.compute, [algorithm, *steady[:1]])
 
@@ -166,7 +168,7 @@ def prepared(
             library, device.target.ordinal, problem, compute, algorithms, who(candidate, device, library)
         )
     except library.errors as error:
-        return Decline(Code.BUILD, f"cuBLASLt could not prepare {candidate.name}: {error}")
+        return refusal(error, f"cuBLASLt could not prepare {candidate.name}")
 
 
 def accept(region: Region, target: Target) -> Problem | Decline:
@@ -174,10 +176,10 @@ def accept(region: Region, target: Target) -> Problem | Decline:
     problem = describe(region)
     if isinstance(problem, Decline):
         return problem
-    refusal = machine_declines(target)
-    if refusal is None:
-        refusal = problem_declines(problem, region, target)
-    return problem if refusal is None else refusal
+    objection = machine_declines(target)
+    if objection is None:
+        objection = problem_declines(problem, region, target)
+    return problem if objection is None else objection
 
 
 def unbounded(policy: Policy) -> Policy:
@@ -201,7 +203,7 @@ def search(
     try:
         found = library.algorithms(device.target.ordinal, problem, compute, request)
     except library.errors as error:
-        return Decline(Code.BUILD, f"cuBLASLt has no algorithm for this product: {error}")
+        return refusal(error, "cuBLASLt has no algorithm for this product")
     exact = [a for a in found if keeps(a, problem, precision)]
     if not exact:
         return Decline(

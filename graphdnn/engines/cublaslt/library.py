@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphdnn.answer import Decline, missing
+from graphdnn.answer import Code, Decline, missing
 from graphdnn.engines.cublaslt.problem import Matrix, Problem
 from graphdnn.engines.cublaslt.support import BINDINGS, LIBRARY, arithmetic_of
 from graphdnn.ir.types import DType, bfloat16, float16, float32, float64, int8, int32
@@ -26,6 +26,10 @@ DATA_TYPES: dict[DType, int] = {float32: 0, float64: 1, float16: 2, int8: 3, int
 REDUCTIONS = {"NONE": 0, "INPLACE": 1, "COMPUTE_TYPE": 2, "OUTPUT_TYPE": 4}
 """cublasLtReductionScheme_t: how the parts of a split K are added up.  INPLACE and OUTPUT_TYPE add them in the output's
 type; INPLACE does so within the product's kernel, the other two in a second one."""
+
+
+ALLOC_FAILED = 3
+"""cublasStatus_t for a lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,16 @@ class Library:
         get = getattr(lt, f"matmul_algo_{kind}_get_attribute")
         get(content.ctypes.data, attribute, buffer.ctypes.data, buffer.nbytes, written.ctypes.data)
         return int(buffer[0])
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether one of the library's errors says that there was not enough memory, and nothing of its algorithms."""
+    return getattr(error, "status", None) == ALLOC_FAILED
+
+
+def refusal(error: Exception, what: str) -> Decline:
+    """The decline that one of the library's errors stands for."""
+    return Decline(Code.TRANSIENT if lacks_memory(error) else Code.BUILD, f"{what}: {error}")
 
 
 def put(setter: Callable[..., None], descriptor: int, attribute: Any, dtype: Any, value: int) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphdnn.engines.cublaslt.library import Algorithm, Library
+from graphdnn.engines.cublaslt.library import Algorithm, Library, lacks_memory
 from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem
 from graphdnn.engines.cublaslt.support import arithmetic_of
 from graphdnn.engines.saved import Identity
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ExecutionError, OutOfMemoryError
 
 
 class Operations(threading.local):
@@ -91,7 +91,8 @@ class CublasLtPlan:
                 stream,
             )
         except self._errors as error:
-            raise ExecutionError(f"cuBLASLt plan {self.name} was refused: {error}") from None
+            kind = OutOfMemoryError if lacks_memory(error) else ExecutionError
+            raise kind(f"cuBLASLt plan {self.name} was refused: {error}") from None
 
     def _misaligned(self, addresses: Sequence[int]) -> str:
         words = ", ".join(hex(x) for x in addresses)

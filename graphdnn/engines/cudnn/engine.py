@@ -120,7 +120,7 @@ class CudnnEngine:
         kept = device.store.get(PLANS, key)
         if kept is not None:
             plan = self._read(candidate, kept, who, device)
-            if not isinstance(plan, Decline):
+            if not isinstance(plan, Decline) or plan.code is Code.TRANSIENT:
                 return plan
             device.store.drop(PLANS, key)
             forgotten(f"plan {candidate.name} of {candidate.region.pattern}", plan.reason)

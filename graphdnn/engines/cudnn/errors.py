@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from graphdnn.answer import Code, Decline, Fix, missing
+from graphdnn.errors import ExecutionError, OutOfMemoryError
 
 T = TypeVar("T")
 
@@ -14,6 +15,10 @@ PACKAGE = "nvidia-cudnn-cu13"
 FRONTEND = "nvidia-cudnn-frontend"
 
 CODES: tuple[tuple[str, Code], ...] = (
+    ("HOST_ALLOCATION_FAILED", Code.TRANSIENT),  # one engine that had no memory makes a no of them all one of today
+    ("DEVICE_ALLOCATION_FAILED", Code.TRANSIENT),
+    ("STATUS_ALLOC_FAILED", Code.TRANSIENT),
+    ("CUDA_ERROR_OUT_OF_MEMORY", Code.TRANSIENT),
     ("workspace violation", Code.OPTION),
     ("Deselecting execution plan", Code.OPTION),
     ("RUNTIME_PREREQUISITE_MISSING", Code.SETUP),
@@ -37,10 +42,17 @@ RAW_LENGTH = 400
 
 def decline(error: Exception, who: str) -> Decline:
     """The decline that an exception of the frontend stands for; `BUILD` where its text is none of the known ones."""
-    text = " ".join(str(error).split())
-    code = next((code for mark, code in CODES if mark in text), Code.BUILD)
+    text = " ".join((str(error) or type(error).__name__).split())
+    known = next((code for mark, code in CODES if mark in text), Code.BUILD)
+    code = Code.TRANSIENT if isinstance(error, MemoryError) else known
     reason = f"cuDNN on {who}: {text[:RAW_LENGTH]}"
     return Decline(code, reason, FIXES[code](text) if code in FIXES else None)
+
+
+def failure(error: Exception, who: str) -> ExecutionError:
+    """The error that an exception of the frontend becomes where a plan runs; OutOfMemoryError for a lack of memory."""
+    found = decline(error, who)
+    return (OutOfMemoryError if found.code is Code.TRANSIENT else ExecutionError)(found.reason)
 
 
 def needed_workspace(text: str) -> int | None:
@@ -69,7 +81,7 @@ def attempt(action: Callable[[], T], who: str) -> T | Decline:
 
     try:
         return action()
-    except (RuntimeError, ValueError, TypeError, cudnn.cudnnGraphNotSupportedError) as error:
+    except (RuntimeError, ValueError, TypeError, MemoryError, cudnn.cudnnGraphNotSupportedError) as error:
         return decline(error, who)
 
 

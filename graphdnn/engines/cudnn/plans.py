@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from graphdnn.answer import Decline
-from graphdnn.engines.cudnn.errors import attempt, needed_workspace
+from graphdnn.answer import Code, Decline
+from graphdnn.engines.cudnn.errors import attempt, failure, needed_workspace
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.saved import Identity
@@ -113,12 +113,13 @@ def proposal(cudnn: Any, make: Make, name: PlanName) -> Proposal | Decline:
     asked = attempt(lambda: lowering.graph.create_execution_plan(name.engine, knobs_of(cudnn, name)), str(name))
     if isinstance(asked, Decline):
         return asked
-    (only,) = described(cudnn, make, lowering.graph)
-    return replace(only, name=name)
+    found = described(cudnn, make, lowering.graph)
+    return found if isinstance(found, Decline) else replace(found[0], name=name)
 
 
-def described(cudnn: Any, make: Make, graph: Any) -> list[Proposal]:
-    """The plans of an operation graph that can be asked for again by name."""
+def described(cudnn: Any, make: Make, graph: Any) -> list[Proposal] | Decline:
+    """The plans of an operation graph that can be asked for again by name; declines where one cannot say today what it
+    needs."""
     graph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
     graph.deselect_workspace_greater_than(-1)
     found: dict[PlanName, Proposal] = {}
@@ -128,23 +129,30 @@ def described(cudnn: Any, make: Make, graph: Any) -> list[Proposal]:
         if name in found or not name.is_settable:
             continue
         refusal = refused(graph, index)
+        if isinstance(refusal, Decline):
+            return refusal
         notes = tuple(n.name for n in graph.get_behavior_notes_for_plan_at_index(index))
         need = needed_workspace(refusal)
         if need is None:
             silent.append(name)
         found[name] = Proposal(name, need or 0, notes, "Deselecting" not in refusal)
-    for name, need in workspaces(cudnn, make, silent).items():
+    needs = workspaces(cudnn, make, silent)
+    if isinstance(needs, Decline):
+        return needs
+    for name, need in needs.items():
         found[name] = replace(found[name], workspace=need)
     return list(found.values())
 
 
-def refused(graph: Any, index: int) -> str:
-    """What a plan says when it is asked to build and may not."""
+def refused(graph: Any, index: int) -> str | Decline:
+    """What a plan says when it is asked to build and may not; declines where it had no memory to say it."""
     answer = attempt(lambda: graph.build_plan_at_index(index), f"plan {index}")
-    return answer.reason if isinstance(answer, Decline) else ""
+    if not isinstance(answer, Decline):
+        return ""
+    return answer if answer.code is Code.TRANSIENT else answer.reason
 
 
-def workspaces(cudnn: Any, make: Make, names: Sequence[PlanName]) -> dict[PlanName, int]:
+def workspaces(cudnn: Any, make: Make, names: Sequence[PlanName]) -> dict[PlanName, int] | Decline:
     """Bytes of scratch of plans that a note rules out, all asked of one more operation graph; without those that do
     not say."""
     lowering = make() if names else None
@@ -157,8 +165,15 @@ def workspaces(cudnn: Any, make: Make, names: Sequence[PlanName]) -> dict[PlanNa
         attempt(partial(graph.create_execution_plan, name.engine, knobs_of(cudnn, name)), str(name))
         kept += [name] * (graph.get_execution_plan_count() - before)
     graph.deselect_workspace_greater_than(-1)
-    needs = {name: needed_workspace(refused(graph, index)) for index, name in enumerate(kept)}
-    return {name: need for name, need in needs.items() if need is not None}
+    needs: dict[PlanName, int] = {}
+    for index, name in enumerate(kept):
+        refusal = refused(graph, index)
+        if isinstance(refusal, Decline):
+            return refusal
+        need = needed_workspace(refusal)
+        if need is not None:
+            needs[name] = need
+    return needs
 
 
 def knobs_of(cudnn: Any, name: PlanName) -> dict[Any, int]:
@@ -183,9 +198,13 @@ class CudnnPlan:
         self._ordinal = ordinal
 
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
-        """Puts the plan on `stream`, with this thread's handle."""
+        """Puts the plan on `stream`, with this thread's handle.  Raises ExecutionError where cuDNN refuses it."""
         pointers = {uid: addresses[index] for uid, index in self.bindings}
-        self._execute(pointers, workspace, HANDLES.on(self._ordinal, stream))
+        handle = HANDLES.on(self._ordinal, stream)
+        try:
+            self._execute(pointers, workspace, handle)
+        except (RuntimeError, MemoryError) as error:
+            raise failure(error, self.who["plan"]) from None
 
 
 def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int, who: Identity) -> CudnnPlan | Decline:

@@ -15,6 +15,7 @@ from typing import Any
 from graphdnn.answer import Code, Decline, missing
 from graphdnn.engines.contract import Store
 from graphdnn.engines.once import Once
+from graphdnn.errors import OutOfMemoryError
 
 BINDINGS, LIBRARY = "cuda-python", "nvidia-cuda-nvrtc"
 """Package that brings the bindings, and the one that brings the library."""
@@ -91,6 +92,8 @@ def run_compiler(source: str, flags: Sequence[str]) -> bytes | Decline:
     program = checked(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
+        if status == nvrtc.nvrtcResult.NVRTC_ERROR_OUT_OF_MEMORY:
+            return Decline(Code.TRANSIENT, f"NVRTC failed with {status.name}")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             return Decline(Code.BUILD, f"NVRTC refused a generated kernel: {first_error(nvrtc, program, status.name)}")
         size = checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
@@ -102,7 +105,10 @@ def run_compiler(source: str, flags: Sequence[str]) -> bytes | Decline:
 
 
 def checked(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
-    """The result of a call.  Raises RuntimeError for a failure that no input explains."""
+    """The result of a call.  Raises OutOfMemoryError for a lack of memory, RuntimeError for any other failure that no
+    input explains."""
+    if answer[0] == nvrtc.nvrtcResult.NVRTC_ERROR_OUT_OF_MEMORY:
+        raise OutOfMemoryError(f"NVRTC failed with {answer[0].name}")
     if answer[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(f"NVRTC failed with {answer[0].name}; its library and cuda-bindings may not fit each other")
     return answer[1] if len(answer) > 1 else None

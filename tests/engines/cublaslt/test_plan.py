@@ -19,7 +19,7 @@ from graphdnn.engines.cublaslt import library as library_module
 from graphdnn.engines.cublaslt.engine import CublasLtEngine
 from graphdnn.engines.cublaslt.library import REDUCTIONS
 from graphdnn.engines.cublaslt.plan import CublasLtPlan
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ExecutionError, OutOfMemoryError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.runtime.device import HostDevice
@@ -267,6 +267,34 @@ def test_a_refused_call_is_an_execution_error(fake: Fake, rng: np.random.Generat
     fake.listed[0] = replace(STOCK[0], workspace=1)
     with pytest.raises(ExecutionError, match="workspace too small"):
         run(region, plan, rng)
+
+
+class StarvingError(Exception):
+    """The library's error for a lack of memory, as its bindings raise it."""
+
+    status = 3
+
+
+def test_a_lack_of_memory_is_of_the_moment(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    def starve(*_: object) -> None:
+        raise StarvingError("CUBLAS_STATUS_ALLOC_FAILED")
+
+    fake.cuBLASLtError = StarvingError
+    library = fake.library()
+    monkeypatch.setattr(engine_module, "open_library", lambda: library)
+    region = product(*CASES["one"])
+    (candidate, *_), plan = candidates_of(region), built(region)
+    monkeypatch.setattr(fake, "matmul", starve, raising=False)
+    with pytest.raises(OutOfMemoryError):
+        run(region, CublasLtEngine().build(candidate, H200()), rng)  # type: ignore[arg-type]
+    assert isinstance(plan, CublasLtPlan)
+    monkeypatch.setattr(fake, "matmul_algo_get_heuristic", starve, raising=False)
+    answers = CublasLtEngine().candidates(region, H200(), Policy()), CublasLtEngine().build(candidate, H200())
+    for answer in answers:
+        assert isinstance(answer, Decline)
+        assert answer.code is Code.TRANSIENT
 
 
 def test_descriptors_go_with_their_plan(fake: Fake, rng: np.random.Generator) -> None:

@@ -13,6 +13,7 @@ from graphdnn.engines.cudnn import plans
 from graphdnn.engines.cudnn.engine import CudnnEngine
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal
+from graphdnn.errors import OutOfMemoryError
 from graphdnn.runtime.cache import NullStore
 from graphdnn.target import Target
 from tests.engines.cudnn.regions import bias, convolution, product
@@ -106,3 +107,52 @@ def test_a_plan_gives_each_tensor_its_address(monkeypatch: pytest.MonkeyPatch) -
     plan = CudnnPlan(Lowering(graph, ((1, 0), (2, 1), (5, 0), (9, 2))), 3, 256, {})
     plan.enqueue([100, 200, 300], 7, 4096)
     assert ran == [({1: 100, 2: 200, 5: 100, 9: 300}, 4096, (3, 7))]
+
+
+def test_a_plan_that_lacks_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hungry(*_: object) -> None:
+        raise RuntimeError("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")
+
+    monkeypatch.setattr(plans, "HANDLES", SimpleNamespace(on=lambda ordinal, stream: 0))
+    plan = CudnnPlan(Lowering(SimpleNamespace(_execute=hungry), ()), 3, 256, {"plan": "eng4_k24=2"})  # type: ignore[arg-type]
+    with pytest.raises(OutOfMemoryError, match="eng4_k24=2"):
+        plan.enqueue([], 7, 4096)
+
+
+class Hungry:
+    """An operation graph of two plans, the second of which has no memory to say what it needs."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: []
+
+    def get_execution_plan_count(self) -> int:
+        return len(self.texts)
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        return f"eng{index}"
+
+    def build_plan_at_index(self, index: int) -> None:
+        raise RuntimeError(self.texts[index])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_plan_that_cannot_say_what_it_needs_is_not_taken_for_one_without_needs(named: bool) -> None:
+    import cudnn
+
+    says, hungry = "workspace violation. Requires 64", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
+
+    def asked(*texts: str) -> Any:
+        graph: Any = Hungry(list(texts))
+        if named:
+            return plans.proposal(cudnn, lambda: Lowering(graph, ()), PlanName(0, ()))
+        return plans.proposals(cudnn, lambda: Lowering(graph, ()))
+
+    texts = (hungry,) if named else (says, hungry)
+    answer = asked(*texts)
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.TRANSIENT
+    good = asked(says) if named else asked(says, says)[1]
+    assert good.workspace == 64

@@ -42,6 +42,7 @@ class Library:
         self.content = CONTENT
         self.fails = False
         self.rejects = False
+        self.rejects_with = Code.BUILD
         self.gate: threading.Event | None = None
         monkeypatch.setattr(module, "proposals", self.proposals)
         monkeypatch.setattr(module, "proposal", self.proposal)
@@ -73,7 +74,7 @@ class Library:
     ) -> CudnnPlan | Decline:
         self.read.append(content)
         if self.rejects:
-            return Decline(Code.BUILD, "cuDNN on a saved plan: BAD_PARAM")
+            return Decline(self.rejects_with, "cuDNN on a saved plan: BAD_PARAM")
         return CudnnPlan(Lowering(self.graph(), bindings), ordinal, workspace, who, content)
 
 
@@ -117,6 +118,19 @@ def test_what_is_kept_of_the_heuristics_is_what_they_said(library: Library, regi
     asked, kept = (CudnnEngine().candidates(region, device, Policy()) for _ in range(2))
     assert asked == kept
     assert library.asked == ["heuristics"]
+
+
+def test_a_plan_that_there_is_no_memory_to_read_stays(library: Library, region: Region) -> None:
+    device = machine(Shelf())
+    built(region, device)
+    library.rejects, library.rejects_with = True, Code.TRANSIENT
+    answer = CudnnEngine().build(first(region, device), device)
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.TRANSIENT
+    assert "cudnn-plan" in device.store.kinds()
+    library.rejects = False
+    built(region, device)
+    assert library.built == ["eng44_k24=2"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ from graphdnn.engines.nvrtc import compile as compiler
 from graphdnn.engines.nvrtc.compile import cache_key, compile_cubin, compiler_version
 from graphdnn.engines.nvrtc.emit import prelude
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, without_family
+from graphdnn.engines.nvrtc.launch import load_kernel
+from graphdnn.engines.nvrtc.recipe import Kernel
+from graphdnn.errors import OutOfMemoryError
 from graphdnn.ir.op import Op
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import whole
@@ -67,6 +70,32 @@ def test_a_failed_compilation_leaves_no_entry() -> None:
     assert answer.code == Code.BUILD
     assert '"z" is undefined' in answer.reason
     assert not shelf.kept
+
+
+@pytest.mark.parametrize("call", ["nvrtcCreateProgram", "nvrtcCompileProgram"])
+def test_a_lack_of_memory_is_of_the_moment(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import nvrtc
+
+    hungry = (nvrtc.nvrtcResult.NVRTC_ERROR_OUT_OF_MEMORY,)
+    monkeypatch.setattr(nvrtc, call, lambda *_: hungry)
+    try:
+        answer = compile_cubin(SOURCE, "sm_90")
+    except OutOfMemoryError:
+        return
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.TRANSIENT
+
+
+def test_a_device_without_room_for_a_kernel_is_so_for_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import driver
+
+    kernel = Kernel("twice", lambda: SOURCE, (), (1, 1, 1), (32, 1, 1))
+    for status, code in (("OUT_OF_MEMORY", Code.TRANSIENT), ("INVALID_IMAGE", Code.BUILD)):
+        answer = (getattr(driver.CUresult, f"CUDA_ERROR_{status}"), None)
+        monkeypatch.setattr(driver, "cuLibraryLoadData", lambda *_, answer=answer: answer)
+        found = load_kernel(kernel, b"", [])
+        assert isinstance(found, Decline)
+        assert found.code is code
 
 
 def test_everything_that_decides_a_cubin_is_in_its_key() -> None:
