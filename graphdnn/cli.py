@@ -1,20 +1,24 @@
-"""The command line: explain a saved graph for a target, and look at what this machine has."""
+"""The command line: explain saved graphs and executables, look at the cache and at what this machine has."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from graphdnn import __version__
 from graphdnn.cache_cli import add_cache
 from graphdnn.errors import GraphDnnError
+from graphdnn.explain_cli import explained, planned
 
-if TYPE_CHECKING:
-    from graphdnn.ir.graph import Graph
-    from graphdnn.target import Target
+CLOSED_PIPE = 128 + 13
+"""The status of a program that nobody reads any more, as a shell tells it: 128 and the number of SIGPIPE."""
+
+INTERRUPTED = 128 + 2
+"""The same for Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,34 +26,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except (GraphDnnError, OSError) as error:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is said here, not while Python ends
+    except BrokenPipeError:
+        abandon_output()
+        return CLOSED_PIPE
+    except KeyboardInterrupt:
+        print("graphdnn: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except GraphDnnError as error:
         print(f"graphdnn: {error}", file=sys.stderr)
-        return 1
+        return trouble(options)
+    except OSError as error:
+        abandon_output()
+        print(f"graphdnn: {said(error)}", file=sys.stderr)
+        return trouble(options)
     return status
+
+
+def trouble(options: argparse.Namespace) -> int:
+    """The status where something is wrong; as for diff(1), whose 1 says that files differ, another one."""
+    return 2 if getattr(options, "diff", None) is not None else 1
+
+
+def said(error: OSError) -> str:
+    """An error of the system as a sentence: the file, and what is wrong with it."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+
+
+def abandon_output() -> None:
+    """Has Python write nothing more to standard output, which it would try at its end, and complain."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="graphdnn", description=__doc__)
+    root.add_argument("--version", action="version", version=f"graphdnn {__version__}")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    explain = commands.add_parser("explain", help="say how a saved graph would run, and why")
-    explain.add_argument("file", nargs="?", help="a graph written by Graph.save or Graph.to_json")
+    explain = commands.add_parser("explain", help="say how a saved graph runs, and why")
+    explain.add_argument(
+        "file", nargs="?", help="a saved graph, which is compiled, or a saved executable or report, which is read"
+    )
     explain.add_argument(
         "--diff",
         nargs=2,
         metavar=("A", "B"),
-        help="say what changed between two reports (--json prints one) or saved executables; the status is 0 where "
-        "they are equal, 1 where they differ, 2 where one cannot be read",
+        help="say what changed between two reports (--json prints one), saved executables or graphs; a graph beside a "
+        "report is compiled for its target and with its options; the status is 0 where they are equal, 1 where they "
+        "differ, 2 where one cannot be read",
     )
-    explain.add_argument("--target", default="auto", help="auto, cpu, cuda, or a described device such as h200")
+    explain.add_argument(
+        "--target",
+        help="auto (the default), cpu, cuda, or a described device such as h200; a saved executable's graph is "
+        "compiled anew for it",
+    )
     explain.add_argument("--json", action="store_true", help="print the whole report as JSON")
     explain.add_argument("--disable-pass", action="append", default=[], metavar="PASS", help="leave a pass out")
-    explain.set_defaults(run=run_explain)
+    explain.set_defaults(run=run_answer, answer=explained)
     plans = commands.add_parser("plans", help="list the candidates of one region: engine, plan, scratch, time, verdict")
     plans.add_argument("file", help="a saved graph, which is compiled, or a report or executable, which is read")
-    plans.add_argument("--region", required=True, metavar="NAME", help="name of the region, as explain prints it")
-    plans.add_argument("--target", default="auto", help="for a graph: auto, cpu, cuda, or a described device")
-    add_options(plans, "for a graph: compile options, as a report has them")
-    plans.set_defaults(run=run_plans)
+    plans.add_argument(
+        "--region", metavar="NAME", help="name of the region, as explain prints it; without it regions are listed"
+    )
+    plans.add_argument("--target", help="auto (the default), cpu, cuda, or a described device")
+    add_options(plans, "compile options, as a report has them")
+    plans.set_defaults(run=run_answer, answer=planned)
     doctor = commands.add_parser("doctor", help="check driver, libraries and versions, and say what to install")
     doctor.add_argument(
         "--replay", metavar="FILE", help="run a saved graph plan by plan in a child process, and say which plan fails"
@@ -58,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--target", default="auto", help="for --replay: auto, cpu or cuda")
     add_options(doctor, "compile options for --replay, as a report has them")
     doctor.set_defaults(run=run_doctor)
-    add_cache(commands, run_cache)
+    add_cache(commands, run_answer)
     return root
 
 
@@ -76,77 +122,6 @@ def json_object(text: str) -> dict[str, object]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{text} is no JSON object")
     return found
-
-
-def run_explain(options: argparse.Namespace) -> int:
-    import graphdnn as gd
-
-    if options.diff is not None:
-        return run_diff(options)
-    if options.file is None:
-        raise gd.GraphDnnError("explain: a graph's file is needed, or --diff with two reports")
-    chosen = gd.CompileOptions(disabled_passes=tuple(options.disable_pass))
-    exe = gd.compile(graph_at(options.file), target=target_of(options.target), options=chosen)
-    print(exe.report.model_dump_json(indent=2) if options.json else exe.explain())
-    return 0
-
-
-def graph_at(path: str) -> Graph:
-    """A saved graph.  Raises GraphError naming the file."""
-    import graphdnn as gd
-
-    try:
-        return gd.Graph.load(path)
-    except gd.GraphError as error:
-        raise gd.GraphError(error if path in str(error) else f"{path}: {error}") from None
-
-
-def target_of(word: str) -> str | Target:
-    """A target of the command line.  Raises CompileError naming those that are known."""
-    import graphdnn as gd
-    from graphdnn.target import WORDS, known_devices, meant
-
-    if word in WORDS:
-        return word
-    if word not in known_devices():
-        name = meant(word)
-        asked = "" if name is None else f"; did you mean {name}?"
-        raise gd.CompileError(f"--target is {word!r}; {', '.join((*WORDS, *known_devices()))} are known{asked}")
-    return gd.Target.named(word)
-
-
-def run_diff(options: argparse.Namespace) -> int:
-    """Like diff(1): 0 for equal reports, 1 for others, 2 where there is trouble."""
-    from graphdnn.diff import difference
-    from graphdnn.saved.reports import read_report
-
-    try:
-        if options.file is not None:
-            raise GraphDnnError(f"explain: --diff compares two reports, and {options.file} is a third file")
-        old, new = (read_report(Path(name)) for name in options.diff)
-    except (GraphDnnError, OSError) as error:
-        print(f"graphdnn: {error}", file=sys.stderr)
-        return 2
-    text = difference(old, new)
-    print(text or "the reports are equal")
-    return 1 if text else 0
-
-
-def run_plans(options: argparse.Namespace) -> int:
-    import graphdnn as gd
-    from graphdnn.plans_view import plans
-    from graphdnn.saved.reports import is_report, read_report
-
-    if is_report(Path(options.file)):
-        report = read_report(Path(options.file))
-    else:
-        chosen = gd.CompileOptions(**options.options)
-        report = gd.compile(graph_at(options.file), target=target_of(options.target), options=chosen).report
-    if options.region not in [region.name for region in report.regions]:
-        names = ", ".join(region.name for region in report.regions)
-        raise gd.GraphDnnError(f"plans: there is no region {options.region}; regions are {names}")
-    print(plans(report, options.region))
-    return 0
 
 
 def run_doctor(options: argparse.Namespace) -> int:
@@ -168,7 +143,8 @@ def run_replay(options: argparse.Namespace) -> int:
     return 0 if outcome.is_healthy else 1
 
 
-def run_cache(options: argparse.Namespace) -> int:
+def run_answer(options: argparse.Namespace) -> int:
+    """Prints what a command answers, and gives its status."""
     lines, status = options.answer(options)
     print("\n".join(lines))
     return int(status)

@@ -1,9 +1,11 @@
 """The command line: what it prints, and one sentence with status 1 where something is wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,3 +114,45 @@ def test_doctor_prints_every_finding_and_fails_for_what_is_missing(
     monkeypatch.setattr(doctor, "examine", lambda: findings)
     assert cli.main(["doctor"]) == code
     assert capsys.readouterr().out.splitlines() == [str(f) for f in findings]
+
+
+def script(*arguments: str, **settings: Any) -> Any:
+    code = "import sys; from graphdnn.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run([sys.executable, "-c", code, *arguments], text=True, check=False, **settings)
+
+
+def test_a_pipe_that_nobody_reads_ends_the_command_quietly(saved: str) -> None:
+    """As `graphdnn explain ... | true` ends: without a word, with the status of SIGPIPE."""
+    ending, writing = os.pipe()
+    os.close(ending)
+    try:
+        done = script("explain", saved, "--target", "h200", "--json", stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_cannot_be_written_is_said_once(saved: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = script("explain", saved, "--target", "h200", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No space left" in done.stderr
+
+
+def test_the_version(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"graphdnn {gd.__version__}\n"
+
+
+def test_an_interrupt_is_no_traceback(
+    saved: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gd, "compile", interrupted)
+    assert cli.main(["explain", saved, "--target", "cpu"]) == 130
+    assert capsys.readouterr().err == "graphdnn: interrupted\n"

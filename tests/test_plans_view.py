@@ -1,6 +1,7 @@
 """`graphdnn plans`: engines, plans, notes, scratch, times and verdicts of a region, and one sentence for bad input."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_reports_and_executables_are_read_as_they_are(
 def test_a_missing_region_names_those_there_are(graph: str, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["plans", graph, "--region", "konv", "--target", "h200"]) == 1
     err = capsys.readouterr().err
-    assert "there is no region konv; regions are " in err
+    assert "there is no region 'konv'; did you mean 'conv'? (regions are " in err
     assert "conv" in err.split("regions are")[1]
 
 
@@ -127,3 +128,19 @@ def test_wrong_options_are_named(graph: str, capsys: pytest.CaptureFixture) -> N
     assert "precision" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["plans", graph, "--region", "conv", "--options", "[]"])
+
+
+def test_without_a_region_they_are_listed(graph: str, capsys: pytest.CaptureFixture) -> None:
+    options = json.dumps({"disabled_passes": ["fuse"]})
+    assert cli.main(["plans", graph, "--target", "cpu", "--options", options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(" relu ") and "reference" in line for line in lines)
+    assert re.fullmatch(r"[2-9] regions; --region NAME shows the candidates of one", lines[-1])
+
+
+def test_an_only_region_is_shown_without_its_name(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    g = gd.GraphBuilder("one")
+    path = str(tmp_path / "one.json")
+    g.build({"y": g.relu(g.input("x", (8,), gd.float16), name="only")}).save(path)
+    assert cli.main(["plans", path, "--target", "h200"]) == 0
+    assert capsys.readouterr().out.startswith("region only: relu")

@@ -31,6 +31,7 @@ from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.saved import container
+from graphdnn.saved.kinds import SAID, Kind, kind_of
 from graphdnn.saved.manifest import ManifestModel, difference, environment
 from graphdnn.saved.records import read_record
 from graphdnn.saved.reports import expanded
@@ -50,7 +51,7 @@ def load(path: str | Path, target: str | Target | None = None, *, rebuild: bool 
     RuntimeWarning says why; with rebuild=False that raises.  Raises SavedFileError for a file that is damaged or is no
     saved executable.
     """
-    file = File(Path(path).name, container.read(Path(path)))
+    file = opened(Path(path))
     options = file.options
     machine, device = resolve(file.wanted if target is None else target, options)
     why = difference(file.manifest.environment, environment(machine)) if device else f"{machine} is not here"
@@ -63,6 +64,19 @@ def load(path: str | Path, target: str | Target | None = None, *, rebuild: bool 
         raise SavedFileError(f"{file.who}: {why}; with rebuild=True it is compiled anew from its graph")
     warnings.warn(f"{file.who}: {why}; it is compiled anew from its graph", RuntimeWarning, stacklevel=3)
     return compile(file.graph, machine, options)
+
+
+def opened(path: Path) -> File:
+    """A file's sections.  Raises SavedFileError saying which other file of graphdnn it is, or what is wrong with it."""
+    kind = kind_of(path) if path.is_dir() or path.is_file() else Kind.EXECUTABLE
+    if kind is not Kind.EXECUTABLE:
+        raise SavedFileError(f"{path.name}: {SAID[kind]}; a saved executable, as Executable.save writes, is needed")
+    return File(path.name, container.read(path))
+
+
+def graph_in(path: Path) -> Graph:
+    """The graph of a saved executable.  Raises SavedFileError for a file that is damaged or is none."""
+    return opened(path).graph
 
 
 @dataclass(frozen=True)

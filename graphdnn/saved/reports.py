@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from graphdnn.errors import SavedFileError
 from graphdnn.report import CandidateReport, CompileReport
 from graphdnn.saved import container
-from graphdnn.saved.records import Strict, complaint, read_json, read_record
+from graphdnn.saved.records import Strict, complaint, read_record
 
 CANDIDATES = TypeAdapter(tuple[CandidateReport, ...])
 
@@ -51,17 +51,6 @@ def expanded(who: str, content: bytes) -> CompileReport:
         raise SavedFileError(f"{who}: {complaint(error)}") from None
     except (KeyError, TypeError):
         raise SavedFileError(f"{who}: the alternatives of a region are no ids of candidates") from None
-
-
-def is_report(path: Path) -> bool:
-    """Whether a file is no graph's document: a saved executable, or JSON with regions."""
-    if container.is_container(path):
-        return True
-    try:
-        found = read_json(path.name, path.read_bytes())
-    except SavedFileError:
-        return False
-    return isinstance(found, dict) and "regions" in found
 
 
 def read_report(path: Path) -> CompileReport:

@@ -30,6 +30,7 @@ MAY_IMPORT = {
 TOP = {
     "cache_cli",
     "diff",
+    "explain_cli",
     "lock",
     "plans_view",
     "planning",

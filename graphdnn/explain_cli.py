@@ -1,0 +1,133 @@
+"""The commands that show reports: of a graph, which is compiled for it, of a saved executable or of a report's file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphdnn.cache_cli import Answer
+from graphdnn.errors import CompileError, GraphDnnError, GraphError
+from graphdnn.spelling import hint
+
+if TYPE_CHECKING:
+    from graphdnn.config import CompileOptions
+    from graphdnn.ir.graph import Graph
+    from graphdnn.report import CompileReport
+    from graphdnn.target import Target
+
+TAKEN = "a graph (of Graph.save), a saved executable (of Executable.save) or a report (of explain --json)"
+DESCRIBED = " (described)"
+"""What a report's target ends with where the device was not there."""
+
+
+def explained(options: argparse.Namespace) -> Answer:
+    """What `graphdnn explain` prints.  Of two files as diff(1): status 0 where they are equal, 1 where they differ."""
+    from graphdnn.diff import difference
+    from graphdnn.explain import explain
+
+    asked = asked_options(options)
+    if options.diff is not None:
+        if options.file is not None:
+            raise GraphDnnError(f"explain: --diff compares two files, and {options.file} is a third one")
+        text = difference(*both(options.diff, options.target, asked))
+        return [text or "the reports are equal"], 1 if text else 0
+    if options.file is None:
+        raise GraphDnnError(f"explain: FILE is needed, {TAKEN}, or --diff with two of them")
+    report = report_of(options.file, options.target, asked)
+    return [report.model_dump_json(indent=2) if options.json else explain(report)], 0
+
+
+def asked_options(options: argparse.Namespace) -> dict[str, object]:
+    """The compile options that the command line of explain asks for."""
+    return {"disabled_passes": tuple(options.disable_pass)} if options.disable_pass else {}
+
+
+def both(files: Sequence[str], target: str | None, asked: Mapping[str, object]) -> list[CompileReport]:
+    """Two reports.  A graph beside a report is compiled for the same target with the same options."""
+    from graphdnn.saved.kinds import Kind, kind_of
+
+    graphs = [name for name in files if kind_of(Path(name)) is Kind.GRAPH]
+    found = {name: report_of(name, target, asked) for name in files if name not in graphs}
+    for report in found.values():
+        target, asked = target or target_word(report), {**report.options, **asked}
+    return [found[name] if name in found else report_of(name, target, asked) for name in files]
+
+
+def target_word(report: CompileReport) -> str:
+    """The target that a report is for, as --target takes it; a device that was there is the one that is here."""
+    if report.target.endswith(DESCRIBED):
+        return report.target.removesuffix(DESCRIBED)
+    return report.target if report.target == "cpu" else "auto"
+
+
+def planned(options: argparse.Namespace) -> Answer:
+    """What `graphdnn plans` prints: the candidates of one region, or the regions there are."""
+    from graphdnn.explain import counted, table
+    from graphdnn.plans_view import plans
+
+    report = report_of(options.file, options.target, options.options)
+    names = [region.name for region in report.regions]
+    name = names[0] if options.region is None and len(names) == 1 else options.region
+    if name is None:
+        return [table(report), f"\n{counted(len(names), 'region')}; --region NAME shows the candidates of one"], 0
+    if name not in names:
+        raise GraphDnnError(f"plans: there is no region {name!r}{hint(name, names)} (regions are {listed(names)})")
+    return [plans(report, name)], 0
+
+
+def listed(names: list[str], most: int = 12) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def report_of(name: str | Path, target: str | None, options: Mapping[str, object]) -> CompileReport:
+    """The report that a file carries, or that compiling its graph gives.
+
+    A saved executable's graph is compiled anew where a target or options are asked for.  Raises GraphDnnError naming
+    the file.
+    """
+    import graphdnn as gd
+    from graphdnn.saved.kinds import SAID, Kind, kind_of
+    from graphdnn.saved.load import graph_in
+    from graphdnn.saved.reports import read_report
+
+    path = Path(name)
+    kind, is_asked = kind_of(path), target is not None or bool(options)
+    if kind is Kind.REPORT and is_asked:
+        raise GraphDnnError(
+            f"{path}: it is a report, and says what was decided; a target or options need the graph or a saved "
+            "executable of it"
+        )
+    if kind in (Kind.REPORT, Kind.EXECUTABLE) and not is_asked:
+        return read_report(path)
+    if kind not in (Kind.GRAPH, Kind.EXECUTABLE):
+        raise GraphDnnError(f"{path}: {SAID[kind]}; {TAKEN} is needed")
+    graph = graph_in(path) if kind is Kind.EXECUTABLE else graph_at(path)
+    chosen: CompileOptions = gd.CompileOptions(**options)
+    return gd.compile(graph, target=target_of(target or "auto"), options=chosen).report
+
+
+def graph_at(path: Path) -> Graph:
+    """A saved graph.  Raises GraphError naming the file."""
+    import graphdnn as gd
+
+    try:
+        return gd.Graph.load(str(path))
+    except gd.GraphError as error:
+        raise GraphError(error if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def target_of(word: str) -> str | Target:
+    """A target of the command line.  Raises CompileError naming those that are known."""
+    from graphdnn.target import WORDS, Target, known_devices, meant
+
+    if word in WORDS:
+        return word
+    if word not in known_devices():
+        name = meant(word)
+        asked = "" if name is None else f"; did you mean {name}?"
+        raise CompileError(f"--target is {word!r}; {', '.join((*WORDS, *known_devices()))} are known{asked}")
+    return Target.named(word)
