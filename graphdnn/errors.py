@@ -17,6 +17,10 @@ class ExecutionError(GraphDnnError):
     """A compiled graph could not run: wrong arrays, a lost context, a plan that failed."""
 
 
+class ContextLostError(ExecutionError):
+    """The CUDA context of this process faulted and will not work again."""
+
+
 class OutOfMemoryError(ExecutionError):
     """There was not enough memory at that moment; another time the same may work."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from graphdnn.engines.remember import Memory
-from graphdnn.errors import CompileError, ExecutionError, OutOfMemoryError
+from graphdnn.errors import CompileError, ContextLostError, ExecutionError, OutOfMemoryError
 from graphdnn.planning import Planned, Problem, fitted
 from graphdnn.runtime.schedule import Schedule
 
@@ -57,6 +57,8 @@ def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer
             return Fastest(made, placed)
         try:
             times = {AS_IS: timer.whole(placed)}
+        except ContextLostError:
+            raise
         except ExecutionError as error:
             return Fastest(made, placed, (f"whole graphs were not timed: {error}",))
         fits = True
@@ -68,6 +70,8 @@ def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer
                 times[name] = timer.whole(plans[name][1])
             except OutOfMemoryError:
                 fits = False  # today
+            except ContextLostError:
+                raise
             except (CompileError, ExecutionError):
                 continue  # that variant cannot be had
         if fits and problem.desk.is_repeatable and not tuner.budget.is_over():

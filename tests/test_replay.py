@@ -9,9 +9,9 @@ import pytest
 import graphdnn as gd
 from graphdnn import cli, replay
 from graphdnn.engines.manifest import MANIFEST
+from graphdnn.errors import ContextLostError
 from graphdnn.replay import Outcome, Suspect, Watch
 from graphdnn.runtime.child import Child, Ended
-from graphdnn.runtime.driver import ContextLostError
 from graphdnn.runtime.program import Program
 from tests.runtime import fake
 

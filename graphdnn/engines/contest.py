@@ -11,15 +11,11 @@ from graphdnn.answer import Code, Decline
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.check import Finding, Referee
 from graphdnn.engines.contract import Bench, Candidate, Support, Timing
-from graphdnn.engines.trial import RUN_ERRORS, Built, Tried, failed, failure
+from graphdnn.engines.trial import RUN_ERRORS, Built, Ground, Tried, failed, failure, ran
 
 TRUST = 8.0
 """How far below its estimate a plan may come: what would not win even so is not timed.  Estimates of classes of kernels
 that were measured are within a factor of two."""
-
-FirstRun = Callable[[Built], Built | Tried]
-"""Runs a plan for the first time."""
-
 
 @dataclass
 class Queue:
@@ -35,13 +31,16 @@ class Queue:
 
 
 class Contest:
-    """The plans of one region on one bench.  A plan that nobody times for being hopeless may still bear witness."""
+    """The plans of one region on one bench.  A plan that nobody times for being hopeless may still bear witness.
 
-    def __init__(self, bench: Bench, referee: Referee, budget: Budget, first_run: FirstRun, floor_us: float) -> None:
+    A plan that loses the device's context ends it with ContextLostError.
+    """
+
+    def __init__(self, bench: Bench, referee: Referee, budget: Budget, ground: Ground, floor_us: float) -> None:
         self._bench = bench
         self._referee = referee
         self._budget = budget
-        self._first_run = first_run
+        self._ground = ground
         self._floor_us = floor_us
         self._best_us = math.inf
         self._tried: dict[str, list[Tried]] = {}
@@ -79,7 +78,7 @@ class Contest:
     def _one(self, one: Built | Tried, tried: list[Tried]) -> None:
         """Runs a built plan, keeps what it computed, and times it."""
         if isinstance(one, Built):
-            one = self._first_run(one)
+            one = ran(one, self._ground)
         found = self._timed(one) if isinstance(one, Built) else one
         if isinstance(found, Tried):
             self.is_repeatable &= not found.is_transient
@@ -98,7 +97,10 @@ class Contest:
         try:
             return one, self._computed(one), self._bench.measure(one.plan, self._best_us)
         except RUN_ERRORS as error:
-            return failed(one.candidate, failure(error, "failed when timed"))
+            return self._failed(one.candidate, error)
+
+    def _failed(self, candidate: Candidate, error: Exception) -> Tried:
+        return failed(candidate, failure(error, "failed when timed", candidate, self._ground.device))
 
     def _computed(self, one: Built) -> Finding:
         candidate = one.candidate
@@ -137,12 +139,12 @@ class Contest:
         found: list[Finding] = []
         for candidate, future in self._witnesses:
             one = finished(candidate, future)
-            one = self._first_run(one) if isinstance(one, Built) else one
+            one = ran(one, self._ground) if isinstance(one, Built) else one
             if isinstance(one, Built):
                 try:
                     found.append(self._computed(one))
                 except RUN_ERRORS as error:  # it was not to be chosen anyway
-                    one = failed(candidate, failure(error, "failed when asked"))
+                    one = self._failed(candidate, error)
             self.is_repeatable &= not (isinstance(one, Tried) and one.is_transient)
         return found
 

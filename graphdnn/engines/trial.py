@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Prober, Support
-from graphdnn.errors import ExecutionError, OutOfMemoryError
+from graphdnn.errors import ContextLostError, ExecutionError, OutOfMemoryError
 
 Plan = DevicePlan | HostPlan
 
@@ -111,6 +111,7 @@ def built(
     """The plan made ready to run, or what kept it from that.  Plans of several threads may be built at once.
 
     Unknown plans are built and run where a fault does no harm first: a library may abort while it compiles, too.
+    Raises ContextLostError where no plan runs on the device any more.
     """
     excluded = limits.bars(candidate)
     if excluded:
@@ -124,7 +125,7 @@ def built(
         with device:
             plan = engine.build(candidate, device)
     except (ExecutionError, MemoryError) as error:
-        return failed(candidate, failure(error, "could not be built"))
+        return failed(candidate, failure(error, "could not be built", candidate, device))
     except Exception as error:
         error.add_note(f"while {engine.name} built {candidate.name} for {candidate.region.pattern}")
         raise
@@ -135,10 +136,30 @@ def built(
     return Tried(actual, "excluded", excluded) if excluded else Built(actual, plan)
 
 
-def failure(error: Exception, what: str) -> Decline:
-    """An error of a plan as a decline: `transient` where memory was lacking, which another time there may be."""
+def failure(error: Exception, what: str, candidate: Candidate, device: Device) -> Decline:
+    """An error of a plan as a decline: `transient` where memory was lacking, which another time there may be.
+
+    Raises ContextLostError, naming the plan, where no plan runs on the device any more: all that come after it would
+    fail for this one's fault.
+    """
+    lost = error if isinstance(error, ContextLostError) else loss(device)
+    if lost is not None:
+        plan = f"plan {candidate.name} of {candidate.engine} for {candidate.region.pattern}"
+        raise ContextLostError(f"{plan} {what}: {lost}") from error
     code = Code.TRANSIENT if isinstance(error, OutOfMemoryError | MemoryError) else Code.RUN
     return Decline(code, f"{what}: {str(error) or type(error).__name__}")
+
+
+def loss(device: Device) -> ContextLostError | None:
+    """The error of a device whose context is lost; libraries tell it by errors of their own, or not at all."""
+    try:
+        with device:
+            device.synchronize()
+    except ContextLostError as error:
+        return error
+    except ExecutionError:
+        pass  # not the end of the device
+    return None
 
 
 def failed(candidate: Candidate, why: Decline) -> Tried:
@@ -189,7 +210,7 @@ class Ground:
 
 
 def ran(one: Built, ground: Ground) -> Built | Tried:
-    """The same plan after its first run, or the failure."""
+    """The same plan after its first run, or the failure.  Raises ContextLostError."""
     candidate = one.candidate
     sys.audit(TRYING, candidate.engine, candidate.name, candidate.region.pattern)
     kernels = trial(one.plan, candidate, ground)
@@ -200,7 +221,7 @@ def trial(plan: Plan, candidate: Candidate, ground: Ground) -> int | Decline:
     """Runs a device plan once on scratch memory, so that lazy loading and first-run failures happen here.
 
     The memory is zero: lengths and indices in it must not lead outside.  Gives the kernels that one run launches, read
-    off a capture of it.
+    off a capture of it.  Raises ContextLostError where no plan runs on the device after it.
     """
     if isinstance(plan, HostPlan):
         return 1
@@ -215,7 +236,7 @@ def trial(plan: Plan, candidate: Candidate, ground: Ground) -> int | Decline:
             device.synchronize()
             return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
     except RUN_ERRORS as error:
-        return failure(error, "failed on its first run")
+        return failure(error, "failed on its first run", candidate, device)
 
 
 def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:

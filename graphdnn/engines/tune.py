@@ -23,7 +23,7 @@ from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober,
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.pool import Lazy, Pool
 from graphdnn.engines.remember import Found, Memory
-from graphdnn.engines.trial import Built, Ground, Limits, Tried, built, failed, ran, refusal_of
+from graphdnn.engines.trial import Built, Ground, Limits, Tried, built, failed, refusal_of
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.target import Target
@@ -284,7 +284,7 @@ class Tuner:
         return show
 
     def _timed(self, job: Job, queues: dict[str, Queue], show: Callable[[str, float], None]) -> Outcome:
-        """Runs, checks and times a job's plans."""
+        """Runs, checks and times a job's plans.  Raises ContextLostError where one of them lost the device."""
         region = job.region
         if self.budget.is_over():
             for queue in queues.values():
@@ -302,14 +302,13 @@ class Tuner:
             floor = floor_us(region, self._device.target, self._policy.precision)
             referee = Referee(region, inputs, self._policy, rng)
             with Ground(self._device) as ground:
-                contest = Contest(bench, referee, self.budget, partial(ran, ground=ground), floor)
+                contest = Contest(bench, referee, self.budget, ground, floor)
                 for engine, support in job.engines:
                     contest.run(queues[engine.name], engine.name, support, show)
                 tried, plans, refused = contest.finish()
         finally:
             bench.close()
-        with self._device:  # raises where a plan lost the context: what failed after that is not to be remembered
-            outcome = judged(tried, plans, self._limits)
+        outcome = judged(tried, plans, self._limits)
         outcome.refused.update(refused)
         if not contest.is_compared:
             outcome.note = "numbers were not compared: too large for the definition, and one engine alone takes it"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ContextLostError, ExecutionError
 from graphdnn.ir.region import ALIGNMENT
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import DeviceArray, empty
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.context import DeviceContext, issue
-from graphdnn.runtime.driver import LEGACY_STREAM, ContextLostError, stream_handle
+from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
 from graphdnn.runtime.reading import Source, read_inputs, read_writable
 from graphdnn.runtime.transfer import Command, Inlet, Outlet, reads_in_place
 

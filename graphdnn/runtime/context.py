@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphdnn.engines.contract import DevicePlan
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ContextLostError, ExecutionError
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.types import TensorType
 from graphdnn.runtime.arrays import DeviceArray, Order, empty
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
-from graphdnn.runtime.driver import LEGACY_STREAM, ContextLostError, stream_handle
+from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
 from graphdnn.runtime.glance import Glance
 from graphdnn.runtime.loaded import LoadedGraph, laid_out
 from graphdnn.runtime.pool import Pool

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphdnn.engines.contract import Store
-from graphdnn.errors import ExecutionError, SetupError
+from graphdnn.errors import ContextLostError, ExecutionError, SetupError
 from graphdnn.runtime.buffers import Memory, Pinned
-from graphdnn.runtime.driver import CAPTURE_IMPLICIT, STICKY_ERRORS, ContextLostError, check, core, driver
+from graphdnn.runtime.driver import CAPTURE_IMPLICIT, STICKY_ERRORS, check, core, driver
 from graphdnn.runtime.memory import ALIGNMENT, aligned
 from graphdnn.runtime.retain import Retentions
 from graphdnn.target import Target

@@ -24,10 +24,6 @@ STICKY_ERRORS = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719
 """Errors after which a CUDA context never works again."""
 
 
-class ContextLostError(ExecutionError):
-    """The CUDA context of this process faulted and will not work again."""
-
-
 @functools.cache
 def libcuda() -> ctypes.CDLL | None:
     """The driver's library, where the loader finds it."""

@@ -10,12 +10,11 @@ from typing import cast
 import numpy as np
 
 from graphdnn.engines.contract import DevicePlan
-from graphdnn.errors import CompileError, ExecutionError
+from graphdnn.errors import CompileError, ContextLostError, ExecutionError
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import empty
 from graphdnn.runtime.device import CudaDevice
-from graphdnn.runtime.driver import ContextLostError
 from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.schedule import Schedule
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Bench, Device, DevicePlan, HostPlan, Timing
-from graphdnn.errors import ExecutionError, OutOfMemoryError
+from graphdnn.errors import ContextLostError, ExecutionError, OutOfMemoryError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import empty, in_memory_order
@@ -61,7 +61,8 @@ class CudaTimer:
         self._memory = memory
 
     def bench(self, region: Region, inputs: Sequence[Array]) -> Bench | Decline:
-        """Sets of the region's tensors, the inputs filled with these arrays.  Declines where one set does not fit."""
+        """Sets of the region's tensors, the inputs filled with these arrays.  Declines where one set does not fit.
+        Raises ContextLostError."""
         one = sum(v.type.span_bytes + PIECE for v in (*region.inputs, *region.outputs))
         if self._memory is not None and one > self._memory:
             return Decline(Code.OPTION, f"one set of its tensors takes {one} bytes; tuning_memory is {self._memory}")
@@ -70,6 +71,8 @@ class CudaTimer:
             count = min(count, max(1, self._memory // max(one, 1)))
         try:
             return CudaBench(self._device, region, inputs, count, self._memory)
+        except ContextLostError:
+            raise
         except ExecutionError as error:
             return Decline(Code.TRANSIENT, f"its tensors do not fit on the device: {error}")
 
