@@ -43,7 +43,7 @@ class DeviceContext:
         self._graphs: OrderedDict[tuple[int, ...], CapturedGraph | None] = OrderedDict()
         self._kept: list[object] = []
         self._states: dict[str, Memory] = {}
-        with self.device as device:
+        with loaded.named_when_lost(), self.device as device:
             for name, value in loaded.graph.states.items():
                 nbytes = value.type.span_bytes
                 self._states[name] = device.allocate(nbytes)
@@ -221,13 +221,13 @@ class DeviceContext:
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> Any:
         from graphdnn.runtime.bound import DeviceBound
 
-        with self.lock, self.device:
+        with self.loaded.named_when_lost(), self.lock, self.device:
             return DeviceBound(self, inputs, outputs or {})
 
     def read_state(self, name: str) -> DeviceArray:
         """A copy of a state's current value."""
         type = laid_out(self.loaded.graph.states[name].type)
-        with self.lock, self.device as device:
+        with self.loaded.named_when_lost(), self.lock, self.device as device:
             fresh = device.allocate(type.span_bytes)
             self.order.enter(device.stream)
             device.copy(fresh.handle, self._states[name].handle, fresh.nbytes, device.stream)
@@ -237,7 +237,7 @@ class DeviceContext:
     def write_state(self, name: str, array: Any) -> None:
         """Makes an array's present content the state's current value."""
         type = self.loaded.graph.states[name].type
-        with self.lock, self.device as device:
+        with self.loaded.named_when_lost(), self.lock, self.device as device:
             source = read_checked(f"state {name}", array, type, device.stream, device)
             inlet = Inlet(f"state {name}", type, self.loaded, self._states[name])
             if source.array is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from typing import cast
 
@@ -78,10 +79,18 @@ class LoadedGraph:
             plan = self._conversions[key] = self._convert(*key)
         return plan
 
-    def lost(self, error: ContextLostError) -> ExecutionError:
+    @contextmanager
+    def named_when_lost(self) -> Iterator[None]:
+        """Around what meets the device: a lost context is told with this graph's name."""
+        try:
+            yield
+        except ContextLostError as error:
+            raise self.lost(error) from error
+
+    def lost(self, error: ContextLostError) -> ContextLostError:
         """The same error saying whose plans were running when the device's context was lost."""
         plans = ", ".join(f"{type(s.plan).__name__} for {s.region.pattern}" for s in self.schedule.steps)
-        return ExecutionError(
+        return ContextLostError(
             f"graph {self.graph.name} could not run: {error}; its plans are {plans}; to find the one at fault, save "
             "the graph and run `graphdnn doctor --replay FILE`"
         )
