@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphdnn.spelling import counted
+
 if TYPE_CHECKING:
     from graphdnn.runtime.cache import DiskStore, Entry
 
@@ -53,7 +55,7 @@ def listed(options: argparse.Namespace) -> Answer:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         lines.append(f"{entry.kind:{width}}  {size(entry.nbytes):>10}  {used}  {label(entry)}")
     total = size(sum(e.nbytes for e in entries))
-    return [*lines, f"{len(entries)} entries, {total}, in {store.directory}"], 0
+    return [*lines, f"{counted(len(entries), 'entry')}, {total}, in {store.directory}"], 0
 
 
 def verified(options: argparse.Namespace) -> Answer:
@@ -61,13 +63,15 @@ def verified(options: argparse.Namespace) -> Answer:
     found = list(store.verify())
     damaged = [entry.path for entry, sound in found if not sound]
     lines = [f"removed {path}: it was damaged or is no entry of this cache" for path in damaged]
-    total = f"{len(found) - len(damaged)} of {len(found)} entries are sound, in {store.directory}"
+    sound = len(found) - len(damaged)
+    verb = "is" if sound == 1 else "are"
+    total = f"{sound} of {counted(len(found), 'entry')} {verb} sound, in {store.directory}"
     return [*lines, total], 1 if damaged else 0
 
 
 def cleared(options: argparse.Namespace) -> Answer:
     store = store_of(options)
-    return [f"removed {store.clear(options.kind)} entries from {store.directory}"], 0
+    return [f"removed {counted(store.clear(options.kind), 'entry')} from {store.directory}"], 0
 
 
 def size(nbytes: int) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphdnn.explain import counted, shorten, size
+from graphdnn.explain import shorten, size
 from graphdnn.report import CompileReport, PassReport, RegionReport
+from graphdnn.spelling import counted
 
 Spell = Callable[[int], str]
 

@@ -73,7 +73,8 @@ elif sys.argv[2] == "cuDriverGetVersion":
     call(ctypes.byref(number))
     devices, status = ctypes.c_int(0), library.cuInit(0)
     status = status or library.cuDeviceGetCount(ctypes.byref(devices))
-    print(json.dumps(f"CUDA {number.value // 1000}.{number.value % 1000 // 10}, {devices.value} devices"
+    noun = "device" if devices.value == 1 else "devices"
+    print(json.dumps(f"CUDA {number.value // 1000}.{number.value % 1000 // 10}, {devices.value} {noun}"
                      + (f", error {status}" if status else "")))
 else:
     call.restype = ctypes.c_size_t

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from io import StringIO
 
 from graphdnn.report import CandidateReport, CompileReport, RegionReport
+from graphdnn.spelling import counted
 
 WIDTH = 250
 HEADINGS = ("region", "pattern", "engine and plan", "kernels", "estimate us", "measured us", "read", "written")
@@ -34,7 +35,9 @@ def explain(report: CompileReport) -> str:
         lines = (f"  {p.node}: {p.operand} is {p.before} and is computed in {p.after}" for p in report.promotions)
         parts.append("\n".join(("promotions", *lines)))
     parts += passes(report)
-    parts.append(f"exe.report.candidates holds all {len(report.candidates)} answers of the engines")
+    found = len(report.candidates)
+    held = f"all {found} answers" if found > 1 else "the only answer" if found else "no answer"
+    parts.append(f"exe.report.candidates holds {held} of the engines")
     return "\n\n".join(parts)
 
 
@@ -190,10 +193,6 @@ def passes(report: CompileReport) -> list[str]:
         if lines:
             paragraphs.append("\n".join((f"pass {p.name}", *lines)))
     return paragraphs
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def shorten(pattern: str, limit: int = 60) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from graphdnn.cache_cli import Answer
 from graphdnn.errors import CompileError, GraphDnnError, GraphError
-from graphdnn.spelling import hint
+from graphdnn.spelling import counted, hint
 
 if TYPE_CHECKING:
     from graphdnn.config import CompileOptions
@@ -64,7 +64,7 @@ def target_word(report: CompileReport) -> str:
 
 def planned(options: argparse.Namespace) -> Answer:
     """What `graphdnn plans` prints: the candidates of one region, or the regions there are."""
-    from graphdnn.explain import counted, table
+    from graphdnn.explain import table
     from graphdnn.plans_view import plans
 
     report = report_of(options.file, options.target, options.options)

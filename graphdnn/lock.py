@@ -24,6 +24,7 @@ from graphdnn.passes.select import Offer
 from graphdnn.report import CompileReport
 from graphdnn.saved.manifest import environment
 from graphdnn.saved.records import Strict, read_json, read_record
+from graphdnn.spelling import counted
 from graphdnn.target import Target
 from graphdnn.variants import COMPETING
 
@@ -224,4 +225,4 @@ class Lock:
                 )
             elif entry is not None:
                 followed += 1
-        return [f"lock file {self.who} decided {followed} of {len(picks)} regions", *self.messages]
+        return [f"lock file {self.who} decided {followed} of {counted(len(picks), 'region')}", *self.messages]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.explain import counted, shorten, size
+from graphdnn.explain import shorten, size
 from graphdnn.report import CandidateReport, CompileReport, PlanReport, RegionReport
+from graphdnn.spelling import counted
 
 HEADINGS = ("engine", "plan", "verdict", "scratch", "estimate us", "time us", "same bits", "precision", "notes")
 NUMERIC = ("scratch", "estimate us", "time us")

@@ -27,6 +27,7 @@ from graphdnn.runtime.child import Child, Ended, Parent
 from graphdnn.runtime.context import DeviceContext
 from graphdnn.runtime.loaded import laid_out
 from graphdnn.runtime.program import Program
+from graphdnn.spelling import counted
 
 COMPILE_SECONDS = 600.0
 PLAN_SECONDS = 60.0
@@ -117,7 +118,8 @@ def followed(child: Child, question: Message, tell: Callable[[str], object]) -> 
                 current = Suspect(*answer["plan"])
             case "compiled":
                 suspects, current = [Suspect(*plan) for plan in answer["plans"]], None
-                tell(f"graph {answer['graph']} on {answer['device']}: {len(suspects)} plans, one after the other")
+                plans = counted(len(suspects), "plan")
+                tell(f"graph {answer['graph']} on {answer['device']}: {plans}, one after the other")
             case "starts":
                 current = suspects[answer["index"]]
             case "ran":

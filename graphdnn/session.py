@@ -14,6 +14,7 @@ from graphdnn.progress import watcher
 from graphdnn.runtime.schedule import Schedule
 from graphdnn.runtime.timing import timer_for
 from graphdnn.runtime.workshop import Workshop
+from graphdnn.spelling import counted
 from graphdnn.variants import fastest
 
 HOLD_THE_LOCK = ("cudnn",)
@@ -78,12 +79,16 @@ def effects_of(problem: Problem, session: Session | None, made: Planned) -> tupl
         effects.append(f"{desk.target} is not here, so {chosen_by} timed nothing")
     if session is not None:
         tuner = session.tuner
-        effects.append(f"{chosen_by} timed {tuner.timed} regions and remembered {tuner.recalled} from earlier")
+        effects.append(
+            f"{chosen_by} timed {counted(tuner.timed, 'region')} and remembered {tuner.recalled} from earlier"
+        )
         if tuner.budget.ending:
             effects.append(f"{tuner.budget.ending}: what was timed until then was used")
         effects += session.effects
     if desk.limits.scratch is not None:
-        effects.append(f"memory_limit={options.memory_limit} allowed a plan {desk.limits.scratch} bytes of scratch")
+        effects.append(
+            f"memory_limit={options.memory_limit} allowed a plan {counted(desk.limits.scratch, 'byte')} of scratch"
+        )
     if made.left_out:
         effects.append(f"left out for speed: {', '.join(made.left_out)}")
     return tuple(effects)

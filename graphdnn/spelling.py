@@ -1,4 +1,4 @@
-"""What a misspelt name was meant to be: the nearest known one, for the end of an error's sentence."""
+"""Words of sentences: the nearest known name for a misspelt one, and numbers of things."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ def hint(given: object, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: which one may be meant; empty where none is near."""
     found = nearest(given, known)
     return f"; did you mean {found!r}?" if found is not None else ""
+
+
+PLURALS = {"entry": "entries", "axis": "axes"}
+"""Those that are not made with an s."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 kernel, 2 kernels."""
+    return f"{number} {noun if number == 1 else PLURALS.get(noun, f'{noun}s')}"
 
 
 def named_arguments(options: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:

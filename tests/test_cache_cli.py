@@ -41,7 +41,7 @@ def test_list_tells_what_each_entry_is_of(store: DiskStore, capsys: pytest.Captu
 def test_list_of_one_kind(store: DiskStore, capsys: pytest.CaptureFixture) -> None:
     entry, total = said(capsys, "list", "--kind", "cubin", "--dir", str(store.directory))
     assert entry.startswith("cubin")
-    assert total.startswith("1 entries")
+    assert total.startswith("1 entry,")
 
 
 def test_keys_cannot_write_to_the_terminal(store: DiskStore, capsys: pytest.CaptureFixture) -> None:
@@ -66,14 +66,14 @@ def test_verify_removes_what_is_damaged(store: DiskStore, capsys: pytest.Capture
     first, last = said(capsys, "verify", *where, status=1)
     assert first.startswith(f"removed {path}")
     assert last.startswith("1 of 2")
-    assert said(capsys, "verify", *where) == [f"1 of 1 entries are sound, in {store.directory}"]
+    assert said(capsys, "verify", *where) == [f"1 of 1 entry is sound, in {store.directory}"]
 
 
 def test_clear_removes_one_kind_or_all(store: DiskStore, capsys: pytest.CaptureFixture) -> None:
     where = ("--dir", str(store.directory))
-    assert said(capsys, "clear", "--kind", "cubin", *where) == [f"removed 1 entries from {store.directory}"]
+    assert said(capsys, "clear", "--kind", "cubin", *where) == [f"removed 1 entry from {store.directory}"]
     assert [e.kind for e in store.entries()] == ["cudnn-plan"]
-    assert said(capsys, "clear", *where) == [f"removed 1 entries from {store.directory}"]
+    assert said(capsys, "clear", *where) == [f"removed 1 entry from {store.directory}"]
     assert store.entries() == []
 
 

@@ -13,6 +13,7 @@ from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import DeviceArray, empty
 from graphdnn.runtime.dlpack import ON_HOST
 from graphdnn.specialize.signature import Form
+from graphdnn.spelling import counted
 
 Rule = str | int | Sequence[int]
 """What sizes an axis may have: "pow2", the multiples of a number, or those of a list."""
@@ -77,7 +78,7 @@ def axes_of(name: str, axes: Mapping[int, Rule], rank: int) -> dict[int, Rule]:
     """The rules by axes counted from the front.  Raises ExecutionError for an axis that an array lacks."""
     for axis in axes:
         if not -rank <= axis < rank:
-            raise ExecutionError(f"input {name} has {rank} axes; buckets are given for its axis {axis}")
+            raise ExecutionError(f"input {name} has {counted(rank, 'axis')}; buckets are given for its axis {axis}")
     return {axis % rank: rule for axis, rule in axes.items()}
 
 

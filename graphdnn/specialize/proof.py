@@ -17,6 +17,7 @@ from graphdnn.ir.types import Array
 from graphdnn.specialize.axes import Pair
 from graphdnn.specialize.facts import Facts, Knowledge
 from graphdnn.specialize.rules import RULES, SIZED
+from graphdnn.spelling import counted
 
 
 def prove(exact: Graph, padded: Graph, limits: Mapping[str, int]) -> Decline | None:
@@ -49,7 +50,8 @@ class Walk:
             self._knowledge.learn(pair)
             self._partner.update(zip(ours.results, theirs.results, strict=True))
         if len(exact.nodes) != len(padded.nodes):
-            return f"the graph has {len(exact.nodes)} nodes for the exact shapes and {len(padded.nodes)} for the padded"
+            found = counted(len(exact.nodes), "node")
+            return f"the graph has {found} for the exact shapes and {len(padded.nodes)} for the padded"
         if list(exact.outputs) != list(padded.outputs):
             return (
                 f"the outputs are {list(exact.outputs)} for the exact shapes and {list(padded.outputs)} for the padded"

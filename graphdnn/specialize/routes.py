@@ -23,6 +23,7 @@ from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType, int32
 from graphdnn.specialize.buckets import check_parameter, cut, is_whole, lies_on_host, padded
+from graphdnn.spelling import counted
 from graphdnn.target import Target
 
 Lengths = Mapping[str, tuple[str, int]]
@@ -66,7 +67,9 @@ def length_types(lengths: Lengths, types: Mapping[str, TensorType]) -> dict[str,
             raise ExecutionError(f"input {source} is missing; {name} holds its lengths")
         shape = types[source].shape
         if not -len(shape) < axis < len(shape):
-            raise ExecutionError(f"input {source} has {len(shape)} axes; {name} holds lengths along its axis {axis}")
+            raise ExecutionError(
+                f"input {source} has {counted(len(shape), 'axis')}; {name} holds lengths along its axis {axis}"
+            )
         found[name] = TensorType(shape[:1], int32)
     return found
 
