@@ -18,8 +18,8 @@ from graphdnn.executable import Executable
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType
+from graphdnn.once import MakeOnce
 from graphdnn.specialize.buckets import Buckets, checked_buckets, is_whole, lengthened, shortened
-from graphdnn.specialize.cache import MakeOnce
 from graphdnn.specialize.parameters import Function
 from graphdnn.specialize.proof import prove
 from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_lengths, length_types
@@ -31,6 +31,8 @@ from graphdnn.target import Target
 
 ROUTES_PER_ENTRY = 16
 """Exact shapes that are remembered for each build kept."""
+
+CIRCULAR = "a jitted function was called by itself with the signature that is being built"
 
 SIGNATURES_KEPT = 64
 """Signatures of the last builds that a warning looks at."""
@@ -142,7 +144,7 @@ class Jitted:
         self._target = target
         self._options = options
         self._tuned_options = tuned_options
-        self._builds: MakeOnce[Signature, Build] = MakeOnce(max_entries)
+        self._builds: MakeOnce[Signature, Build] = MakeOnce(max_entries, CIRCULAR)
         self._routes: MakeOnce[Signature, tuple[Signature, Route]] = MakeOnce(max_entries * ROUTES_PER_ENTRY)
         self._build_count = 0
         self._build_seconds = 0.0

@@ -18,12 +18,13 @@ MAY_IMPORT = {
     "errors": set(),
     "answer": set(),
     "forking": set(),
+    "once": {"errors", "forking"},
     "spelling": set(),
-    "ir": {"errors", "answer", "ir"},
+    "ir": {"errors", "answer", "spelling", "ir"},
     "target": {"errors", "spelling"},
     "passes": {"errors", "answer", "ir", "target", "passes"},
-    "engines": {"errors", "answer", "forking", "ir", "target", "engines"},
-    "runtime": {"errors", "answer", "forking", "ir", "target", "engines", "runtime"},
+    "engines": {"errors", "answer", "forking", "once", "ir", "target", "engines"},
+    "runtime": {"errors", "answer", "forking", "once", "ir", "target", "engines", "runtime"},
 }
 """What each lower part may import of graphdnn; the files above them may import all of these."""
 

@@ -28,9 +28,9 @@ from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposal, proposals, rebuild
 from graphdnn.engines.cudnn.support import objection
 from graphdnn.engines.cudnn.tables import IEEE, WRONG, float32_precision, is_known, is_steady
-from graphdnn.engines.once import Once
 from graphdnn.engines.saved import Identity, identity, spelled, unnamed
 from graphdnn.ir.region import Region
+from graphdnn.once import Once
 from graphdnn.target import Target
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from graphdnn.answer import Code, Decline, missing
 from graphdnn.engines.contract import Store
-from graphdnn.engines.once import Once
 from graphdnn.errors import OutOfMemoryError
+from graphdnn.once import Once
 
 BINDINGS, LIBRARY = "cuda-python", "nvidia-cuda-nvrtc"
 """Package that brings the bindings, and the one that brings the library."""
