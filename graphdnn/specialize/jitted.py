@@ -26,7 +26,7 @@ from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_len
 from graphdnn.specialize.signature import Signature, form_of, spelled, type_of
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
-from graphdnn.spelling import named_arguments
+from graphdnn.spelling import counted, named_arguments
 from graphdnn.target import Target
 
 ROUTES_PER_ENTRY = 16
@@ -104,6 +104,8 @@ def jit(
         first = changed(first, selection="heuristic")
     elif tuned_options is not None:
         raise CompileError('jit: tuned_options are given; on_new_shape="heuristic_then_tune" is needed to use them')
+    if isinstance(fn, Jitted):
+        raise CompileError(f"jit: {fn!r} is a jitted function already; what it was made of is needed")
     function = Function.of(fn)
     filled = checked_lengths(function.name, lengths or {}, function.parameters)
     names = tuple(name for name in function.parameters if name not in filled)
@@ -173,6 +175,10 @@ class Jitted:
             self._speak()
         return route.run(build.executable, inputs, stream)
 
+    def __repr__(self) -> str:
+        builds = counted(len(self._builds.items()), "build")
+        return f"<jit {self._function.name}({', '.join(self._names)}) for {self._target}: {builds} kept>"
+
     def renew(self) -> None:
         """Makes the lock anew; builds that a thread of the background was to tune stay untuned."""
         self._lock = threading.Condition()
@@ -227,7 +233,9 @@ class Jitted:
                 return ExecutionError(f"input {name} of {who} is filled in with lengths, and cannot be given")
             if name not in self._names:
                 known = ", ".join(self._names) or "none"
-                return ExecutionError(f"{name} is not an input of {who}; its inputs are {known}")
+                builder = self._function.builder
+                taken = f"; its first parameter, {name}, takes the GraphBuilder" if name == builder else ""
+                return ExecutionError(f"{name} is not an input of {who}; its inputs are {known}{taken}")
         for name in self._names:
             if name not in inputs and name not in self._optional:
                 return ExecutionError(f"input {name} of {who} is missing")

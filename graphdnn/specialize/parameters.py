@@ -5,23 +5,29 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 
 from graphdnn.errors import CompileError, GraphError
+from graphdnn.executable import Executable
 from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.types import TensorType
 
 KIND = inspect.Parameter
+KINDS: dict[type, str] = {BuiltinFunctionType: "built into Python", Executable: "a compiled graph already"}
+"""Callables that know no builder, whatever their parameters are called."""
+
 NAMED = (KIND.POSITIONAL_OR_KEYWORD, KIND.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of a builder and of values by name; those named in `optional` may be left out."""
+    """A function of a builder, its first parameter, and of values by name; those in `optional` may be left out."""
 
     call: Callable[..., Any]
     name: str
+    builder: str
     parameters: tuple[str, ...]
     optional: frozenset[str]
 
@@ -31,6 +37,11 @@ class Function:
         if not callable(call):
             raise CompileError(f"jit: {call!r} is a {type(call).__name__}; a function of a GraphBuilder is needed")
         name = name_of(call)
+        kind = KINDS.get(type(call)) or ("a class" if isinstance(call, type) else None)
+        if kind is not None:
+            raise CompileError(
+                f"jit: {name} is {kind}; a Python function whose first parameter takes a GraphBuilder is needed"
+            )
         try:
             first, *rest = inspect.signature(call).parameters.values()
         except ValueError:
@@ -48,7 +59,7 @@ class Function:
                     "parameters with names, neither collected nor positional only, are needed"
                 )
         optional = frozenset(p.name for p in rest if p.default is not KIND.empty)
-        return Function(call, name, tuple(p.name for p in rest), optional)
+        return Function(call, name, first.name, tuple(p.name for p in rest), optional)
 
     def trace(self, types: Mapping[str, TensorType]) -> Graph:
         """The graph that the function makes of inputs of these types.
@@ -58,6 +69,10 @@ class Function:
         g = GraphBuilder(self.name)
         values = {n: g.input(n, t.shape, t.dtype, strides=t.strides) for n, t in types.items()}
         made = self.call(g, **values)
+        if made is None:
+            raise GraphError(
+                f'{self.name} returned None; outputs by name, {{"y": value}}, are needed: is its return missing?'
+            )
         if isinstance(made, Value):
             raise GraphError(
                 f'{self.name} returned the value {made}; outputs by name, such as {{"y": value}}, are needed'

@@ -8,6 +8,7 @@ from graphdnn.ir.graph import Graph
 from graphdnn.specialize.buckets import Buckets
 from graphdnn.specialize.proof import prove
 from graphdnn.specialize.signature import Form, Signature
+from graphdnn.spelling import counted
 
 VALUES_SHOWN = 6
 """Values of an axis that a warning lists; enough to see what they are."""
@@ -77,7 +78,7 @@ def warning(
     places = [axis for together in axes.values() for axis in together]
     causes = [f"{' and '.join(map(said_of, places))} took {listed(extents)}" for extents, places in axes.items()]
     causes += other_causes(names, signatures)
-    said = f"{name} was built {builds} times"
+    said = f"{name} was built {counted(builds, 'time')}"
     distinct = len(set(signatures))
     if distinct <= len(signatures) / 2:
         return (

@@ -225,7 +225,12 @@ HARMFUL = {
         "parameters of clip %c",
     ),
     "another graph": (lambda g, x: g.relu(x) if x.type.shape[0] == 3 else g.tanh(x), (3, 5), (4, 5), "relu %relu"),
-    "more of a graph": (lambda g, x: g.relu(x) if x.type.shape[0] == 3 else g.tanh(g.relu(x)), (3, 5), (4, 5), "1 node for"),
+    "more of a graph": (
+        lambda g, x: g.relu(x) if x.type.shape[0] == 3 else g.tanh(g.relu(x)),
+        (3, 5),
+        (4, 5),
+        "1 node for",
+    ),
     "one row repeated": (lambda g, x: g.add(x, g.constant(np.ones((4, 5), np.float32))), (1, 5), (4, 5), "repeats"),
     "one row chosen from": (
         lambda g, x: g.select(g.constant(np.ones((4, 1), bool)), x, 0.0, name="c"),
