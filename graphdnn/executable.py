@@ -17,6 +17,7 @@ from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.report import CompileReport
 from graphdnn.runtime.program import Program
+from graphdnn.spelling import counted
 from graphdnn.target import Target
 
 
@@ -136,6 +137,14 @@ class Executable:
             f"the executable of graph {self.graph.name} cannot be pickled or copied; save and graphdnn.load carry it "
             "to another process, and context gives another one here"
         )
+
+    def __repr__(self) -> str:
+        """One line, without the report, which may be long in the making."""
+        picks = self.decided.picks
+        runs = counted(len(picks), "region")
+        if all(pick.chosen is not None for pick in picks):
+            runs = f"{counted(sum(pick.chosen.kernels for pick in picks if pick.chosen), 'kernel')} in {runs}"
+        return f"<Executable {self.graph.name} for {self.decided.target}: {runs}; {self.graph.signature}>"
 
     def _present(self) -> Program:
         if self._program is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from graphdnn.spelling import counted
 
 Verdict = Literal["chosen", "slower", "declined", "conflict", "excluded", "failed", "wrong"]
 
@@ -76,7 +78,7 @@ class RegionReport(Record):
     last_resort: bool
     ruled_out: str = ""
     notes: tuple[str, ...] = ()
-    alternatives: tuple[CandidateReport, ...] = ()
+    alternatives: tuple[CandidateReport, ...] = Field(default=(), repr=False)
 
 
 class PromotionReport(Record):
@@ -128,6 +130,17 @@ class CompileReport(Record):
     options: dict[str, object]
     effects: tuple[str, ...] = ()
     """What the options for choosing did: what was timed, remembered, interrupted, left out."""
+
+    def __repr__(self) -> str:
+        """One line; explain and model_dump_json have all of it."""
+        return (
+            f"<CompileReport {self.graph} for {self.target}: {counted(self.kernel_count, 'kernel')} "
+            f"(unfused {self.unfused_kernel_count}) in {counted(len(self.regions), 'region')}, "
+            f"{counted(len(self.candidates), 'candidate')}, estimated {self.estimated_us:.1f} us>"
+        )
+
+    def __str__(self) -> str:
+        return repr(self)
 
     @property
     def estimated_us(self) -> float:

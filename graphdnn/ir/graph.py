@@ -15,6 +15,7 @@ import numpy as np
 from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.spelling import counted
 
 
 class Owner(Protocol):
@@ -125,6 +126,9 @@ class Node:
         return f"{self.op.label} %{self.name}"
 
 
+SHOWN = 4
+"""Inputs or outputs that one line about a graph names."""
+
 SAMPLED = 64
 """Elements that a sample of a constant has, at least where there are so many."""
 
@@ -142,6 +146,9 @@ class Payload:
         self._array = None if array is None else np.asarray(array, type.dtype.numpy)
         self._digest = digest
         self._compute = compute
+
+    def __repr__(self) -> str:
+        return f"<Payload {self.type}{'' if self.has_data else ', not loaded'}>"
 
     @cached_property
     def has_data(self) -> bool:
@@ -320,6 +327,12 @@ class Graph:
                 return node
         raise GraphError(f"graph {self.name} has no node {name}; it has {', '.join(n.name for n in self.nodes[:8])}")
 
+    @property
+    def signature(self) -> str:
+        """Inputs and outputs with their types, in one line; of many the first few."""
+        inputs = listed({n: v.type for n, v in self.inputs.items()})
+        return f"{inputs} -> {listed({n: self.output_type(n) for n in self.outputs})}"
+
     def output_type(self, name: str) -> TensorType:
         """Type of an output as the caller gets it: with declared strides, or row-major."""
         return self.outputs[name].type.with_strides(self.output_strides.get(name))
@@ -365,3 +378,12 @@ class Graph:
         from graphdnn.ir.text import print_graph
 
         return print_graph(self)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {counted(len(self.nodes), 'node')}; {self.signature}>"
+
+
+def listed(types: Mapping[str, TensorType]) -> str:
+    """Names with types, the first few of many."""
+    found = [f"{name} {type}" for name, type in types.items()]
+    return ", ".join(found) if len(found) <= SHOWN else f"{', '.join(found[:SHOWN])}, ... ({len(found)} in all)"

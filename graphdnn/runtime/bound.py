@@ -40,6 +40,10 @@ class DeviceBound:
         outputs_at = self._bind_outputs(outputs, on_host, after)
         self._commands = [*before, *context.commands(inputs_at, outputs_at), *after]
 
+    def __repr__(self) -> str:
+        graph = self._context.loaded.graph
+        return f"<bound call of {graph.name} on {self._device.target}: {graph.signature}>"
+
     @property
     def kernels(self) -> int:
         """Kernels in the captured graph.  Raises ExecutionError before the first call."""

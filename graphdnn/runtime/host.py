@@ -140,6 +140,10 @@ class HostBound:
         self._targets = targets
         self._written = written
 
+    def __repr__(self) -> str:
+        graph = self._context._loaded.graph
+        return f"<bound call of {graph.name} on cpu: {graph.signature}>"
+
     def __call__(self, *, stream: object | None = None) -> dict[str, Any]:
         results = self._context.compute(self._inputs)
         # An output may be a view of another one's memory or of an input: all are read before the first is written.

@@ -58,6 +58,9 @@ class Program:
             self._new = lambda: DeviceContext(loaded)
         self._context: Running = self._new()
 
+    def __repr__(self) -> str:
+        return f"<Program {self.graph.name} on {self.device.target}: {self.graph.signature}>"
+
     def run(self, inputs: Mapping[str, Any], stream: object | None = None) -> dict[str, Any]:
         """Outputs by name.  numpy in gives numpy out; arrays on the device give DeviceArrays, ready behind `stream`.
 
@@ -102,6 +105,11 @@ class States(MutableMapping[str, Any]):
 
     def __init__(self, program: Program) -> None:
         self._program = program
+
+    def __repr__(self) -> str:
+        states = self._program.graph.states
+        held = ", ".join(f"{name} {value.type}" for name, value in states.items())
+        return f"<states of {self._program.graph.name}: {held or 'none'}>"
 
     def __getitem__(self, name: str) -> Any:
         self._check(name)

@@ -16,6 +16,7 @@ from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.pointwise import Pointwise
 from graphdnn.ir.types import DType, TensorType, as_dtype
 from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size
+from graphdnn.spelling import counted
 
 
 class BuilderCore:
@@ -23,6 +24,12 @@ class BuilderCore:
 
     def __init__(self, name: str = "graph") -> None:
         self._writer = GraphWriter(checked_name("graph", name), weakref.ref(self))
+
+    def __repr__(self) -> str:
+        made = self._writer
+        parts = (("input", made.inputs), ("constant", made.constants), ("state", made.states), ("node", made.nodes))
+        counts = ", ".join(counted(len(found), noun) for noun, found in parts if found)
+        return f"<GraphBuilder {made.name}: {counts or 'empty'}>"
 
     def input(self, name: str, shape: Sequence[int], dtype: DType, *, strides: Sequence[int] | None = None) -> Value:
         """A tensor that the caller hands in: shape in logical order (N, C, spatial), strides in elements.
