@@ -60,6 +60,10 @@ PACKAGES = (
 """Distributions, the least version that will do and the first that was not tried, as in pyproject.toml, and what they
 are for."""
 
+WITHOUT_GPU = (
+    'target="cpu" runs every graph, and target=gd.Target.named("h200") plans and explains for a device that is not here'
+)
+"""What a machine without a device is good for."""
 
 TRIAL = """
 import ctypes, json, sys
@@ -87,7 +91,7 @@ def examine() -> list[Finding]:
     """Every finding, the driver first."""
     folders = list(search_folders())
     found = [check_library(library, copies(library.stem, folders)) for library in LIBRARIES]
-    return found + [check_package(*package) for package in PACKAGES]
+    return [*found, check_devices(found[0]), *(check_package(*package) for package in PACKAGES)]
 
 
 def search_folders() -> Iterable[Path]:
@@ -133,6 +137,15 @@ def check_library(library: Library, paths: list[Path]) -> Finding:
         return Finding(library.name, "warning", f"copies of different versions: {listed}",
                        "keep one; the first on the loader's path wins and may not be the one you mean")  # fmt: skip
     return Finding(library.name, "ok", f"version {answer} at {path}")
+
+
+def check_devices(driver: Finding) -> Finding:
+    """Whether there is a device, as the driver counted them; without one, what can be done all the same."""
+    counted = re.search(r"(\d+) devices?", driver.detail)
+    if driver.status != "missing" and counted is not None and int(counted[1]):
+        return Finding("GPU", "ok", counted[0])
+    why = "the driver sees no device" if driver.status != "missing" else "no device is seen without a driver"
+    return Finding("GPU", "missing", f"there is none here: {why}", WITHOUT_GPU)
 
 
 def attempt(library: Library, path: Path) -> str:

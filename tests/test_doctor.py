@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graphdnn import doctor
+from graphdnn import cli, doctor
 from graphdnn.doctor import LIBRARIES, PACKAGES, Finding, Library, healthy
 
 CUDNN = next(x for x in LIBRARIES if x.name == "cuDNN")
@@ -49,6 +49,32 @@ def test_every_library_and_package_is_looked_for(folders: list[Path]) -> None:
     names = [f.name for f in doctor.examine()]
     assert names[: len(LIBRARIES)] == [x.name for x in LIBRARIES]
     assert {name for name, *_ in PACKAGES} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        ("CUDA 13.0, 2 devices", "ok", "2 devices"),
+        ("CUDA 13.0, 1 device", "ok", "1 device"),
+        ("CUDA 13.0, 0 devices, error 100", "missing", "there is none here: the driver sees no device"),
+        ("failed: no such file", "missing", "there is none here: no device is seen without a driver"),
+    ],
+)
+def test_without_a_gpu_it_is_said_what_works(
+    answer: str, status: str, said: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folders[0] / DRIVER.stem).touch()
+    answered(monkeypatch, first=answer)
+    finding = found("GPU")
+    assert (finding.status, finding.detail) == (status, said)
+    assert ('target="cpu" runs every graph' in str(finding)) == (status == "missing")
+    assert ('gd.Target.named("h200") plans and explains' in str(finding)) == (status == "missing")
+
+
+def test_a_machine_without_driver_is_told_what_works(folders: list[Path], capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert 'missing  GPU: there is none here: no device is seen without a driver; target="cpu" runs every graph' in out
 
 
 def test_a_file_that_is_no_library_is_told_from_a_missing_one(folders: list[Path]) -> None:
