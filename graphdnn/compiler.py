@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from graphdnn.account import Decisions, account, engine_of
@@ -114,7 +115,7 @@ def compile_for(
             made, placed = session.finish(made, placed)
     program = None
     if device is not None:
-        program = Program(made.prepared, placed, device, lambda source, to: conversion(desk, device, source, to))
+        program = Program(made.prepared, placed, device, converter(desk, device))
     decisions = Decisions(
         graph,
         made.prepared,
@@ -167,11 +168,24 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
     return device.target, device
 
 
-def conversion(desk: Desk, device: Device, source: TensorType, wanted: TensorType) -> DevicePlan:
-    """A plan that copies a tensor into another layout, for arrays whose strides differ from the declared ones.
+def converter(desk: Desk, device: Device) -> Callable[[TensorType, TensorType], DevicePlan]:
+    """Builds plans that copy a tensor into another layout, for arrays whose strides differ from the declared ones.
 
-    Raises CompileError where no engine copies it.
+    It lives as long as the executable, and so holds the desk's engines and options, and nothing of what the desk knows.
     """
+    engines, machine, policy = desk.engines, desk.target, replace(desk.policy, workspace_limit=0)
+    limits = Limits(disabled=desk.limits.disabled)
+
+    def convert(source: TensorType, wanted: TensorType) -> DevicePlan:
+        with ChildProber(MANIFEST, device, policy, environment(machine)) as prober:
+            return conversion(Desk(engines, machine, policy, prober=prober, limits=limits), device, source, wanted)
+
+    return convert
+
+
+def conversion(desk: Desk, device: Device, source: TensorType, wanted: TensorType) -> DevicePlan:
+    """A plan without scratch memory that copies a tensor into another layout.  Raises CompileError where no engine
+    copies it."""
     writer = GraphWriter("convert")
     (copied,) = writer.emit(Convert(), [writer.input("x", source)], types=[wanted])
     graph = writer.finish({"y": copied})

@@ -14,10 +14,14 @@ from graphdnn.engines.contract import DevicePlan
 from graphdnn.errors import CompileError, ContextLostError, ExecutionError
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.once import MakeOnce
 from graphdnn.runtime.arrays import empty
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.schedule import Schedule
+
+CONVERSIONS_KEPT = 64
+"""Pairs of layouts between which plans that copy are kept; callers may bring any strides."""
 
 AT_ONCE = 8
 """Constants that are made ready for uploading at the same time."""
@@ -39,7 +43,7 @@ class LoadedGraph:
             if value.type.layout != self.types[name].layout:
                 raise CompileError(f"output {name} is {value.type} inside the graph, but declared {self.types[name]}")
         self._convert = convert
-        self._conversions: dict[tuple[TensorType, TensorType], DevicePlan] = {}
+        self._conversions: MakeOnce[tuple[TensorType, TensorType], DevicePlan] = MakeOnce(CONVERSIONS_KEPT)
         self._upload()
 
     def _upload(self) -> None:
@@ -69,15 +73,13 @@ class LoadedGraph:
 
     def conversion(self, who: str, source: TensorType, target: TensorType) -> DevicePlan:
         """A plan that copies one layout into another.  Raises ExecutionError where nobody builds any."""
+        convert = self._convert
+        if convert is None:
+            raise ExecutionError(
+                f"{who} has strides {source.layout}; {target.layout} are needed, since no engine copies"
+            )
         key = (laid_out(source), laid_out(target))
-        plan = self._conversions.get(key)
-        if plan is None:
-            if self._convert is None:
-                raise ExecutionError(
-                    f"{who} has strides {source.layout}; {target.layout} are needed, since no engine copies"
-                )
-            plan = self._conversions[key] = self._convert(*key)
-        return plan
+        return self._conversions.get(key, lambda: convert(*key))
 
     @contextmanager
     def named_when_lost(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from graphdnn.answer import Code, Decline
-from graphdnn.compiler import compile, conversion, resolve
+from graphdnn.compiler import compile, converter, resolve
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
@@ -178,7 +178,7 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
     except CompileError as error:
         raise SavedFileError(f"{file.who}: {error}") from None
     try:
-        program = Program(file.prepared, placed, device, lambda source, to: conversion(desk, device, source, to))
+        program = Program(file.prepared, placed, device, converter(desk, device))
     except MemoryError:
         raise SavedFileError(f"{file.who}: its states need more memory than there is") from None
     picks = tuple(Pick(s.region, chosen[s.region].engine, chosen[s.region]) for s in placed.steps)
