@@ -55,6 +55,7 @@ class Session:
             self.tuner.__exit__(*error)
         finally:
             self._workshop.close()
+            self._problem.desk.tuner = None
             self._problem.desk.let_go()
             if self._watcher is not None:
                 self._watcher.close()
