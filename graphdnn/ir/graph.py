@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -374,6 +374,18 @@ class Graph:
 
         return read(path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its document, with the data of the constants that have it."""
+        from graphdnn.ir.document import dump
+
+        return unpickled, (dump(self), {name: p.array() for name, p in self.payloads.items() if p.has_data})
+
+    def __copy__(self) -> Graph:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Graph:
+        return self
+
     def __str__(self) -> str:
         from graphdnn.ir.text import print_graph
 
@@ -381,6 +393,18 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {counted(len(self.nodes), 'node')}; {self.signature}>"
+
+
+def unpickled(document: str, arrays: Mapping[str, Array]) -> Graph:
+    """The graph of a document, with the data of its constants by name."""
+    from graphdnn.ir.document import load
+
+    graph = load(document)
+    payloads = {
+        name: Payload(payload.type, arrays[name], payload.digest) if name in arrays else payload
+        for name, payload in graph.payloads.items()
+    }
+    return replace(graph, payloads=payloads)
 
 
 def listed(types: Mapping[str, TensorType]) -> str:
