@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Decision
 from graphdnn.errors import SavedFileError
 from graphdnn.executable import Decided, Pick
@@ -36,8 +37,8 @@ KEY_LENGTH = 16
 MACHINE = ("device", "architecture", "multiprocessors")
 """Facts of the environment without which a plan's name means nothing."""
 
-NUMBERS = ("precision", "deterministic", "workspace_limit", "disabled_passes", "disabled_engines")
-"""Options that decide which bits come out."""
+NUMBERS = ("precision", "deterministic", "workspace_limit", "disabled_passes", "disabled_engines", "disabled_plans")
+"""Options that decide which bits come out; those that a file does not name were left as they are by default."""
 
 
 class LockedRegion(Strict):
@@ -159,8 +160,9 @@ class Lock:
                 return lock
             if was != now and target.present:
                 lock._say(f"it was made with {name} {was}, and this is {now}; bits may differ")
+        usual = CompileOptions().model_dump(mode="json")
         for name in NUMBERS:
-            asked, asks = lock.model.options.get(name), options[name]
+            asked, asks = lock.model.options.get(name, usual[name]), options[name]
             if asked != asks:
                 lock._say(f"it was made with the option {name}={asked!r}, and this is {asks!r}; bits may differ")
         for name in lock.model.left_out:

@@ -332,3 +332,25 @@ def test_flips_are_refused_or_only_change_what_is_compiled(path: Path, rng: np.r
             except gd.SavedFileError:
                 continue
         assert np.array_equal(again(x)["y"], wanted)
+
+
+def test_a_lock_tells_of_disabled_plans(tmp_path: Path) -> None:
+    """They decide which plan runs, and so which bits come out."""
+    path = tmp_path / "plans.lock.json"
+    options = gd.CompileOptions(disabled_plans=("nvrtc:rows",))
+    gd.compile(block(8), target="cpu", options=options).save_lock(path)
+    assert json.loads(path.read_text())["options"]["disabled_plans"] == ["nvrtc:rows"]
+    with pytest.warns(RuntimeWarning, match=r"made with the option disabled_plans=\['nvrtc:rows'\], and this is \[\]"):
+        gd.compile(block(8), target="cpu", lock=path)
+
+
+def test_a_lock_that_names_no_disabled_plans_has_none(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """As those that were written before the option was among them."""
+    path = tmp_path / "older.lock.json"
+    gd.compile(block(8), target="cpu").save_lock(path)
+    document = json.loads(path.read_text())
+    del document["options"]["disabled_plans"]
+    path.write_text(json.dumps(document))
+    made = gd.compile(block(8), target="cpu", lock=path)
+    assert not recwarn.list
+    assert len(made.report.effects) == 1
