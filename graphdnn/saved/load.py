@@ -19,7 +19,7 @@ from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Desk
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.engines.manifest import engines_for
-from graphdnn.engines.trial import Ground, as_built, trial
+from graphdnn.engines.trial import Ground, Limits, as_built, enabling, trial
 from graphdnn.errors import CompileError, SavedFileError
 from graphdnn.executable import Decided, Executable, Once, Pick
 from graphdnn.ir.graph import Graph
@@ -166,7 +166,7 @@ def interface(graph: Graph, what: str) -> dict[str, tuple[object, ...]]:
 def restore(file: File, machine: Target, device: Device, options: CompileOptions) -> Executable | Decline:
     """The executable with the plans of the file, or why one of them cannot be restored here."""
     engines = engines_for(machine.kind, options.disabled_engines)
-    desk = Desk(engines, machine, options.policy())
+    desk = Desk(engines, machine, options.policy(), limits=Limits(disabled=options.disabled_plans))
     regions, numbers = file.regions(), [step.plan for step in file.manifest.steps]
     plans = restored_plans(file, first_regions(file, regions, numbers), desk, device)
     if isinstance(plans, Decline):
@@ -237,9 +237,9 @@ def tried(
     if isinstance(plan, Decline):
         return plan
     actual = as_built(candidate, plan)
-    excluded = desk.limits.excludes(actual.workspace_bytes, actual.deterministic)
+    excluded = desk.limits.bars(actual)
     if excluded:
-        return Decline(Code.BUILD, excluded)
+        return Decline(Code.OPTION, excluded, enabling([actual], desk.limits))
     launched = trial(plan, actual, ground)
     if isinstance(launched, Decline):
         return launched

@@ -1,6 +1,8 @@
 """Restoring plans of a device, on one that is not there: each runs once before a capture may meet it."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,13 +10,15 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.answer import Decline
+from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile_for
 from graphdnn.engines import manifest
+from graphdnn.engines.choose import Desk
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.saved import identity, pack, unpack
+from graphdnn.engines.trial import Ground, Limits
 from graphdnn.ir.region import Region
-from graphdnn.saved import load
+from graphdnn.saved import container, load
 from graphdnn.target import Target
 from tests.runtime.fake import FakeDevice, FakePlan
 
@@ -127,3 +131,37 @@ def test_a_plan_that_fails_at_its_first_run_is_not_taken(
     monkeypatch.setattr(Lazy, "enqueue", fail)
     with pytest.raises(gd.SavedFileError, match=r"plan 'first' of lazy was not restored .*illegal memory access"):
         gd.load(tmp_path / "model.gdn", rebuild=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ({"workspace_limit": 512}, "change workspace_limit of options from 512 to 4096"),
+        ({"disabled_plans": ("lazy:first",)}, "change disabled_plans of options from ('lazy:first',) to ()"),
+    ],
+)
+def test_a_plan_that_an_option_rules_out_is_declined_by_that_option(
+    option: dict[str, object], fix: str, made: gd.Executable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is nobody's failure to build."""
+    options = gd.CompileOptions(**option)
+    target = made.decided.target
+    desk = Desk((), target, options.policy(), limits=Limits(disabled=options.disabled_plans))
+    pick = next(p.chosen for p in made.decided.picks if p.chosen)
+    candidate = replace(pick.candidate, engine="lazy")
+    plan = Lazy(candidate.region, FakeDevice(), 4096, in_place=True)
+    with Ground(FakeDevice()) as ground:
+        answer = load.tried(candidate, plan, 1, desk, ground)
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.OPTION
+    assert str(answer.fix) == fix
+
+
+def test_disabled_plans_of_the_file_are_not_restored(made: gd.Executable, tmp_path: Path) -> None:
+    """A file that says that it was compiled without a plan, and has it, is not believed."""
+    sections = {name: s.tobytes() for name, s in container.read(tmp_path / "model.gdn").items()}
+    manifest = json.loads(sections["manifest"])
+    manifest["options"]["disabled_plans"] = ["lazy:first"]
+    container.write(tmp_path / "other.gdn", {**sections, "manifest": json.dumps(manifest).encode()})
+    with pytest.raises(gd.SavedFileError, match=r"not restored \(ruled out by disabled_plans="):
+        gd.load(tmp_path / "other.gdn", rebuild=False)
