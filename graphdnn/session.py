@@ -31,7 +31,6 @@ class Session:
         self._timer = timer_for(device, options.tuning_memory)
         self._memory = Memory(device.store, desk.target, desk.policy, desk.limits)
         self._watcher = watcher(options.progress)
-        self._workshop = Workshop({name: MANIFEST[name] for name in HOLD_THE_LOCK}, device, desk.policy)
         self.tuner = Tuner(
             device,
             desk.policy,
@@ -40,7 +39,7 @@ class Session:
             Budget(options.tuning_budget_s),
             self._memory,
             prober=desk.prober,
-            workshop=self._workshop,
+            workshop=Workshop({name: MANIFEST[name] for name in HOLD_THE_LOCK}, device, desk.policy),
             watcher=self._watcher,
             threads=desk.threads,
         )
@@ -54,7 +53,6 @@ class Session:
         try:
             self.tuner.__exit__(*error)
         finally:
-            self._workshop.close()
             self._problem.desk.tuner = None
             self._problem.desk.let_go()
             if self._watcher is not None:

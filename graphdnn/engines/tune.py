@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -78,6 +79,9 @@ class Workshop(Protocol):
     def order(self, region: Region, engine: str, plan: str) -> Future[Decline | None]:
         """Has a plan built, unless that is cancelled before somebody begins; gives why it is not to be built here."""
 
+    def close(self) -> None:
+        """Ends what is being built, and every order with it."""
+
 
 class Watcher(Protocol):
     """Whoever shows how far timing has come."""
@@ -138,7 +142,8 @@ def floor_us(region: Region, target: Target, precision: str) -> float:
 
 
 class Tuner:
-    """Times plans on one device within a budget.  Use it as a context: threads and Ctrl-C are set up there."""
+    """Times plans on one device within a budget.  Use it as a context: threads and Ctrl-C are set up there, and what is
+    built for it, here and in the workshop, ends there."""
 
     def __init__(
         self,
@@ -164,6 +169,7 @@ class Tuner:
         self._memory = memory
         self._prober = prober
         self._workshop = workshop
+        self._is_closed = False
         self._orders: dict[tuple[str, str, str], Future[Decline | None]] = {}
         self._doubtful = Pool(min(threads, PROBING))
         self._watcher = watcher
@@ -176,10 +182,12 @@ class Tuner:
 
     def __exit__(self, *error: object) -> None:
         self.budget.__exit__(*error)
-        try:
-            self._pool.close()
-        finally:
-            self._doubtful.close()
+        self._is_closed = True
+        with ExitStack() as closing:  # the last one first, and all of them whatever one raises
+            closing.callback(self._doubtful.close)
+            closing.callback(self._pool.close)
+            if self._workshop is not None:  # before the threads that wait for it
+                closing.callback(self._workshop.close)
 
     def tune(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What was found of each job's region, in their order; those that the budget did not reach are noted so."""
@@ -271,6 +279,8 @@ class Tuner:
         """A plan built here, after whoever began to build it elsewhere is done."""
         if order is not None and not order.cancel():
             fault = order.result()
+            if self._is_closed:
+                return Tried(candidate, "slower", "not built")
             if fault is not None:
                 return failed(candidate, fault)
         return built(engine, candidate, self._device, self._limits, self._prober)

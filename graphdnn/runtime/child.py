@@ -78,6 +78,9 @@ class Ended:
     by_chance: bool = False
 
 
+CLOSED = Ended("it was closed before", by_chance=True)
+
+
 class Child:
     """A running child process.  `entry` is "module:function"; the function is called there with a `Parent`."""
 
@@ -116,7 +119,8 @@ class Child:
         return replace(problem, by_chance=True) if isinstance(problem, Ended) else child
 
     def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any] | Ended:
-        """The child's answer to a message.  A child that takes longer than `seconds` is ended."""
+        """The child's answer to a message.  A child that takes longer than `seconds` is ended; one that was closed,
+        here or from another thread meanwhile, says so."""
         frame = packed({**message, "seconds": seconds})
 
         def work() -> dict[str, Any] | Ended | None:
@@ -139,13 +143,15 @@ class Child:
         self._listener.join(LISTEN_SECONDS)
 
     def _exchange(self, seconds: float, work: Callable[[], T | Ended | None]) -> T | Ended:
+        if not self._finalizer.alive:
+            return CLOSED
         begun = time.monotonic()
         watch = threading.Timer(seconds + GRACE_SECONDS, _kill, [self._process])
         watch.daemon = True
         watch.start()
         try:
             found = work()
-        except OSError:
+        except (OSError, ValueError):  # a pipe that is broken, or closed by another thread
             found = None
         except BaseException:  # Ctrl-C: the answer that is still to come would be taken for that to another question
             self.close()

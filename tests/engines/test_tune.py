@@ -152,7 +152,7 @@ def test_equal_regions_are_timed_once(clock: Clock, with_engines: Any) -> None:
     report = compiled(g.build(outputs)).report
     assert [r.plan for r in report.regions] == ["b", "b"]
     assert engine.built == ["a", "b"]
-    assert 'selection="autotune" timed 1 regions' in report.effects[0]
+    assert 'selection="autotune" timed 1 region' in report.effects[0]
 
 
 def test_only_so_many_plans_are_timed(clock: Clock, with_engines: Any) -> None:
@@ -314,7 +314,7 @@ class TestRemembered:
         with_engines(Scripted("one", {"a": Act(30), "b": Act(12)}, clock))
         compiled(double())
         for options in ({"workspace_limit": 100}, {"precision": "tf32"}):
-            assert "timed 1 regions and remembered 0" in compiled(double(), **options).report.effects[0]
+            assert "timed 1 region and remembered 0" in compiled(double(), **options).report.effects[0]
 
     def test_a_remembered_plan_that_is_gone_leaves_the_choice_to_heuristics(
         self, store: DiskStore, clock: Clock, with_engines: Any
@@ -343,7 +343,7 @@ class TestRemembered:
     ) -> None:
         with_engines(Scripted("one", {"a": Act(30)}, clock))
         monkeypatch.setattr(DiskStore, "get", lambda *_: content)
-        assert "timed 1 regions" in compiled(double()).report.effects[0]
+        assert "timed 1 region " in compiled(double()).report.effects[0]
 
     def test_what_was_interrupted_is_not_remembered(self, store: DiskStore, clock: Clock, with_engines: Any) -> None:
         acts = {"a": Act(50_000), "b": Act(20_000), "c": Act(5)}

@@ -23,7 +23,7 @@ from graphdnn.ir.region import Region
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.child import DEPTH_VARIABLE, Child, Ended, last_words
 from graphdnn.runtime.device import HostDevice
-from graphdnn.runtime.probe import KIND, ChildProber, work
+from graphdnn.runtime.probe import KIND, WORK, ChildProber, asked, work
 from tests.runtime.faulty import PLACE
 
 ROOT = Path(__file__).parents[2]
@@ -237,6 +237,36 @@ def test_children_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_depth_that_is_no_number_is_none(prober: ChildProber, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEPTH_VARIABLE, "deep")
     assert prober.probe(some_region(), "faulty", "good") is None
+
+
+def test_a_child_that_was_closed_says_so() -> None:
+    child = Child.start("tests.runtime.faulty:import_torch")
+    assert not isinstance(child, Ended)
+    child.close()
+    for answer in (child.ask({}, 20), child.next(20)):
+        assert answer == Ended("it was closed before", by_chance=True)
+
+
+@pytest.mark.parametrize("closing", ["kill", "close"])
+def test_a_child_that_is_closed_while_it_is_asked_says_so(closing: str) -> None:
+    child = Child.start(WORK)
+    assert not isinstance(child, Ended)
+    threading.Timer(0.3, getattr(child, closing)).start()
+    begun = time.monotonic()
+    answer = child.ask(asked(some_region(), PLACE, "hang", POLICY, HostDevice(), None), 20)
+    assert isinstance(answer, Ended)
+    assert answer.by_chance
+    assert time.monotonic() - begun < 10
+    child.close()
+
+
+def test_a_pipe_that_is_closed_between_two_frames_is_an_end() -> None:
+    child = Child.start(WORK)
+    assert not isinstance(child, Ended)
+    for pipe in (child._process.stdin, child._process.stdout):
+        assert pipe is not None
+        pipe.close()
+    assert isinstance(child.ask({}, 20), Ended)
 
 
 def test_a_child_that_cannot_import_its_work_says_so() -> None:
