@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphdnn.spelling import counted
+from graphdnn.errors import GraphDnnError
+from graphdnn.spelling import counted, hint
 
 if TYPE_CHECKING:
     from graphdnn.runtime.cache import DiskStore, Entry
@@ -30,7 +30,11 @@ def add_cache(commands: argparse._SubParsersAction[Any], run: Callable[[argparse
     )
     for name, answer, help in (
         ("list", listed, "print every entry: kind, size, last use, and what it is of"),
-        ("verify", verified, "read every entry and remove what is damaged; the status is 1 where something was"),
+        (
+            "verify",
+            verified,
+            "read every entry and remove what is damaged; the status is 1 where something was, or cannot be read",
+        ),
         ("clear", cleared, "remove every entry"),
     ):
         part = parts.add_parser(name, help=help)
@@ -41,37 +45,65 @@ def add_cache(commands: argparse._SubParsersAction[Any], run: Callable[[argparse
 
 
 def store_of(options: argparse.Namespace) -> DiskStore:
+    """The cache that is meant.  Raises GraphDnnError for what is no folder, OSError for one that cannot be read."""
     from graphdnn.runtime.cache import DiskStore, default_directory
 
-    return DiskStore(Path(options.dir) if options.dir else default_directory())
+    if options.dir == "":
+        raise GraphDnnError("cache: --dir is empty; a folder is needed")
+    store = DiskStore(default_directory() if options.dir is None else options.dir)
+    if store.directory.exists():
+        if not store.directory.is_dir():
+            raise GraphDnnError(f"cache: {store.directory} is no folder; a folder is needed")
+        for folder in (store.directory, *(f for f in store.directory.iterdir() if f.is_dir())):
+            next(folder.iterdir(), None)  # looking for entries passes over what cannot be read
+    return store
+
+
+def place(store: DiskStore) -> str:
+    """The folder, as the last words of a line."""
+    return str(store.directory) if store.directory.exists() else f"{store.directory}, which is not there"
+
+
+def no_such_kind(kind: str | None, entries: Sequence[Entry]) -> list[str]:
+    """A line where there are entries and none is of the kind that was asked for."""
+    kinds = sorted({e.kind for e in entries})
+    if kind is None or not kinds or kind in kinds:
+        return []
+    return [f"there is no entry of kind {kind!r}{hint(kind, kinds)} (kinds here are {', '.join(kinds)})"]
 
 
 def listed(options: argparse.Namespace) -> Answer:
     store = store_of(options)
-    entries = [e for e in reversed(store.entries()) if options.kind in (None, e.kind)]
+    every = store.entries()
+    entries = [e for e in reversed(every) if options.kind in (None, e.kind)]
     width = max((len(e.kind) for e in entries), default=0)
-    lines = []
+    lines = no_such_kind(options.kind, every)
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         lines.append(f"{entry.kind:{width}}  {size(entry.nbytes):>10}  {used}  {label(entry)}")
     total = size(sum(e.nbytes for e in entries))
-    return [*lines, f"{counted(len(entries), 'entry')}, {total}, in {store.directory}"], 0
+    return [*lines, f"{counted(len(entries), 'entry')}, {total}, in {place(store)}"], 0
 
 
 def verified(options: argparse.Namespace) -> Answer:
     store = store_of(options)
+    before = store.entries()
     found = list(store.verify())
     damaged = [entry.path for entry, sound in found if not sound]
     lines = [f"removed {path}: it was damaged or is no entry of this cache" for path in damaged]
+    read = {entry.path for entry, _ in found}
+    unread = [entry.path for entry in before if entry.path not in read and entry.path.exists()]
+    lines += [f"{path} cannot be read" for path in unread]
     sound = len(found) - len(damaged)
     verb = "is" if sound == 1 else "are"
-    total = f"{sound} of {counted(len(found), 'entry')} {verb} sound, in {store.directory}"
-    return [*lines, total], 1 if damaged else 0
+    total = f"{sound} of {counted(len(found) + len(unread), 'entry')} {verb} sound, in {place(store)}"
+    return [*lines, total], 1 if damaged or unread else 0
 
 
 def cleared(options: argparse.Namespace) -> Answer:
     store = store_of(options)
-    return [f"removed {counted(store.clear(options.kind), 'entry')} from {store.directory}"], 0
+    lines = no_such_kind(options.kind, store.entries())
+    return [*lines, f"removed {counted(store.clear(options.kind), 'entry')} from {place(store)}"], 0
 
 
 def size(nbytes: int) -> str:

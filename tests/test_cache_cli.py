@@ -1,5 +1,8 @@
 """The command `graphdnn cache` on directories that are sound, damaged, empty or absent."""
 
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,9 +84,10 @@ def test_the_default_directory_may_be_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "absent"))
-    assert said(capsys, "list") == [f"0 entries, 0 B, in {tmp_path / 'absent'}"]
-    assert said(capsys, "verify") == [f"0 of 0 entries are sound, in {tmp_path / 'absent'}"]
-    assert said(capsys, "clear") == [f"removed 0 entries from {tmp_path / 'absent'}"]
+    absent = f"{tmp_path / 'absent'}, which is not there"
+    assert said(capsys, "list") == [f"0 entries, 0 B, in {absent}"]
+    assert said(capsys, "verify") == [f"0 of 0 entries are sound, in {absent}"]
+    assert said(capsys, "clear") == [f"removed 0 entries from {absent}"]
     assert not (tmp_path / "absent").exists()
 
 
@@ -96,3 +100,70 @@ def test_sizes_have_units() -> None:
         "5.0 MiB",
         "3072.0 GiB",
     ]
+
+
+PARTS = ("list", "verify", "clear")
+
+
+def refused(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    assert cli.main(["cache", *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    err: str = printed.err
+    return err
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_empty_directory_is_no_trouble(part: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (line,) = said(capsys, part, "--dir", str(tmp_path))
+    assert line.endswith(str(tmp_path))
+    assert "0" in line
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_no_directory_is_refused(part: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    assert f"{tmp_path / 'file'} is no folder; a folder is needed" in refused(capsys, part, "--dir", f"{tmp_path}/file")
+    assert "--dir is empty" in refused(capsys, part, "--dir", "")
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("where", ["", "cubin"])
+def test_a_directory_that_cannot_be_read_is_no_empty_one(
+    part: str, where: str, store: DiskStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    closed = store.directory / where
+    look = Path.iterdir
+
+    def guarded(self: Path) -> Iterator[Path]:
+        if self == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return look(self)
+
+    monkeypatch.setattr(Path, "iterdir", guarded)
+    assert refused(capsys, part, "--dir", str(store.directory)) == f"graphdnn: {closed}: permission denied\n"
+
+
+def test_an_entry_that_cannot_be_read_is_not_passed_over(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    path, read = store.entries()[0].path, Path.read_bytes
+
+    def guarded(self: Path) -> bytes:
+        if self == path:
+            raise PermissionError(errno.EACCES, "closed", str(self))
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", guarded)
+    first, last = said(capsys, "verify", "--dir", str(store.directory), status=1)
+    assert first == f"{path} cannot be read"
+    assert last.startswith("1 of 2 entries is sound")
+
+
+@pytest.mark.parametrize("part", ["list", "clear"])
+def test_a_misspelt_kind_is_told(part: str, store: DiskStore, capsys: pytest.CaptureFixture) -> None:
+    first, last = said(capsys, part, "--kind", "cubn", "--dir", str(store.directory))
+    assert first == "there is no entry of kind 'cubn'; did you mean 'cubin'? (kinds here are cubin, cudnn-plan)"
+    assert "0 entries" in last
+    assert len(store.entries()) == 2
