@@ -35,7 +35,7 @@ def small() -> gd.Graph:
     """Something for each engine, nothing of it like a part of the network."""
     g = gd.GraphBuilder("small")
     x = g.input("x", (1, 8, 8, 8), gd.float16)
-    w = g.constant("w", np.ones((8, 8, 3, 3), np.float16))
+    w = g.constant(np.ones((8, 8, 3, 3), np.float16))
     return g.build({"y": g.softmax(g.conv(x, w, padding=1), axis=3), "z": g.matmul(x, x)})
 
 

@@ -27,7 +27,7 @@ from graphdnn.engines.cudnn.limits import ieee_float32
 from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposal, proposals, rebuild
 from graphdnn.engines.cudnn.support import objection
-from graphdnn.engines.cudnn.tables import IEEE, WRONG, float32_precision, is_known, is_steady
+from graphdnn.engines.cudnn.tables import CUTTING, IEEE, WRONG, float32_precision, is_known, is_steady
 from graphdnn.engines.saved import Identity, identity, spelled, unnamed
 from graphdnn.ir.region import Region
 from graphdnn.once import Once
@@ -206,10 +206,17 @@ def trusted(
     """Those of the plans that compute the region rightly and as exactly as asked; a decline where none does."""
     kind = engine_class(anatomy)
     labels = frozenset(node.op.label for node in anatomy.region.nodes)
-    right = [p for p in found if not labels & WRONG.get((kind, p.name.engine), frozenset())]
+    in_float32 = any(a.operands[0].type.dtype.name == "float32" for a in anatomy.anchors)
+
+    def is_right(name: PlanName) -> bool:
+        engine = kind, name.engine
+        cuts = in_float32 and not CUTTING.get(engine, frozenset()).isdisjoint(name.knobs)
+        return not cuts and labels.isdisjoint(WRONG.get(engine, frozenset()))
+
+    right = [p for p in found if is_right(p.name)]
     if not right:
         return Decline(
-            Code.ATTRIBUTE, f"every engine that cuDNN proposes for {anatomy.region.pattern} computes it wrongly"
+            Code.ATTRIBUTE, f"every plan that cuDNN proposes for {anatomy.region.pattern} computes it wrongly"
         )
     exact = IEEE.get(kind) if any(ieee_float32(a, policy) for a in anatomy.anchors) else None
     kept = [p for p in right if exact is None or p.name.engine in exact]

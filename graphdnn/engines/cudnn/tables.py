@@ -20,7 +20,7 @@ FLOAT32_LIMIT = 1e-5
 FLOAT32_ERRORS: dict[str, dict[int, float]] = {
     "conv": {0: 9.4e-7, 1: 9.4e-7, 3: 2.3e-7, 28: 1e-6, 70: 9.4e-7, 67: 3.4e-4, 71: 3.4e-4},
     "conv+bias": {0: 1.9e-6, 11: 2e-6, 12: 1.7e-7, 44: 1.9e-6, 39: 2.6e-4, 51: 3.1e-4, 52: 3.1e-4},
-    "conv+pointwise": {8: 1e-6, 2: 3e-4, 4: 3e-4, 7: 9e-4},
+    "conv+pointwise": {8: 1e-6, 2: 3e-4, 4: 3e-4, 7: 3.3e-4},
     "conv_transpose": {0: 3.2e-7, 1: 3.2e-7, 25: 1.1e-7, 50: 1.3e-7, 74: 3.2e-7, 28: 3e-4, 56: 3e-4, 76: 3e-4},
 }
 """Largest error of each engine's float32 convolutions, by class; those near 1e-4 compute in TF32, and no numeric note
@@ -38,6 +38,11 @@ WRONG: dict[tuple[str, int], frozenset[str]] = {
 }
 """Functions that an engine builds, runs and computes wrongly, by class and engine: errors of 0.09 to 1.3 of the peak,
 while every other engine of the same lists was right."""
+
+CUTTING: dict[tuple[str, int], frozenset[tuple[int, int]]] = {("conv+pointwise", 7): frozenset({(24, 29)})}
+"""Knobs (number, value) with which an engine cuts float32 operands off to TF32 instead of rounding them, by class and
+engine.  Each error is within TF32's, but all have one sign: of three draws every result was 8.7e-4 too small, where the
+other plans' results were within 7e-6 in the mean, so that layers would add it up.  Such plans are not offered."""
 
 VARYING: dict[str, frozenset[int]] = {}
 """Engines that gave other bits on some of ten runs although no note says so, by class.

@@ -27,7 +27,7 @@ ERF_HALF = f"(({{T}})0.5 * (({{T}})1 + erf{{f}}({{0}} * ({{T}}){math.sqrt(0.5)!r
 TANH_ARGUMENT = f"(({{T}}){math.sqrt(2 / math.pi)!r} * ({{0}} + ({{T}})0.044715 * {{0}} * {{0}} * {{0}}))"
 TANH_SLOPE = f"(({{T}}){math.sqrt(2 / math.pi)!r} * (({{T}})1 + ({{T}}){3 * 0.044715!r} * {{1}} * {{1}}))"
 NORMAL_DENSITY = f"(exp{{f}}(({{T}})-0.5 * {{1}} * {{1}}) * ({{T}}){1 / math.sqrt(2 * math.pi)!r})"
-HARD_SIGMOID = "clamped({0} / ({T})6 + ({T})0.5, ({T})0, ({T})1)"
+HARD_SIGMOID = "clamped({0} * (({T})1 / ({T})6) + ({T})0.5, ({T})0, ({T})1)"
 
 
 def _at_x(expression: str, x: str = "{1}") -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import graphdnn as gd
+from graphdnn.answer import Decline
 from graphdnn.engines.contract import Candidate, Policy
 from graphdnn.engines.cudnn import engine, tables
 from graphdnn.engines.cudnn.anatomy import Anatomy
@@ -75,6 +76,27 @@ def test_products_in_tf32_are_called_that() -> None:
     anatomy = Anatomy(product(dtype=gd.float32))
     (made,) = engine.as_candidates(anatomy, [Proposal(PlanName(0, ()), 0, (), True)], H200, Policy(precision="tf32"))
     assert made.precision == "tf32"
+
+
+def test_plans_that_cut_float32_off_are_not_offered() -> None:
+    def names(dtype: gd.DType) -> list[str]:
+        anatomy = Anatomy(convolution(dtype=dtype, finish=lambda g, y: g.silu(y)))
+        assert engine_class(anatomy) == "conv+pointwise"
+        found = [Proposal(PlanName.parse(n), 0, (), True) for n in ("eng7_k24=29", "eng7_k24=22", "eng4_k24=29")]
+        kept = engine.trusted(anatomy, found, H200, Policy(precision="tf32"))
+        assert not isinstance(kept, Decline)
+        return [candidate.name for candidate in kept]
+
+    assert names(gd.float32) == ["eng7_k24=22", "eng4_k24=29"]
+    assert names(gd.float16) == ["eng7_k24=29", "eng7_k24=22", "eng4_k24=29"]
+
+
+def test_nothing_is_left_of_plans_that_all_cut_float32_off() -> None:
+    anatomy = Anatomy(convolution(dtype=gd.float32, finish=lambda g, y: g.silu(y)))
+    found = [Proposal(PlanName.parse("eng7_k24=29"), 0, (), True)]
+    refusal = engine.trusted(anatomy, found, H200, Policy(precision="tf32"))
+    assert isinstance(refusal, Decline)
+    assert "computes it wrongly" in refusal.reason
 
 
 def test_an_engine_that_was_seen_to_vary_is_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:

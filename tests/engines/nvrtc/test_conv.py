@@ -152,10 +152,39 @@ def test_further_cuts_are_offered_for_timing() -> None:
 
 
 def test_the_inner_loop_multiplies_most_of_the_time() -> None:
-    """Of what a thread issues for a 7x7 filter, at least 60 in 100 are multiply-adds, by the count that prices it."""
+    """Of what a thread issues for a 7x7 filter, at least 60 in 100 are multiply-adds: the rest loads a filter's taps
+    once for each row of results, and fetches and widens each input once."""
     region = convolution((64, 96, 56, 56), (96, 1, 7, 7), groups=96, padding=3)
     best, *_ = depthwise.ranked(parts_of(region), H200)
-    assert 49 * best.rows * best.columns * best.channels > 0.6 * best.instructions
+    multiplied = 49 * best.rows * best.columns * best.channels
+    taps, fetched = 49 * best.rows, best.read * (best.columns + 6) * (3 + best.channels)
+    assert multiplied > 0.6 * (multiplied + taps + fetched)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "measured"),
+    [
+        ((64, 384, 14, 14), 7, 1, {"7x7x1": 19.8, "4x7x2": 25.2, "3x7x2": 24.6, "2x5x4": 30.7}),
+        ((64, 96, 56, 56), 7, 1, {"4x8x2": 74.0, "4x7x2": 79.1, "4x4x4": 93.7}),
+        ((32, 72, 56, 56), 3, 1, {"2x7x4": 15.0, "4x7x2": 17.9, "3x5x4": 16.2, "7x4x2": 20.7, "7x7x1": 21.5}),
+        ((32, 64, 112, 112), 3, 2, {"1x7x4": 21.7, "4x8x2": 28.0, "7x7x1": 30.3}),
+        ((32, 240, 28, 28), 5, 1, {"4x7x2": 21.2, "4x4x4": 23.4}),
+        ((32, 672, 14, 14), 3, 1, {"2x7x4": 10.8, "5x5x2": 14.9}),
+    ],
+)
+def test_what_cuts_took_on_a_device_is_what_is_foreseen(
+    x: tuple[int, ...], kernel: int, stride: int, measured: dict[str, float]
+) -> None:
+    channels = x[1]
+    region = convolution(x, (channels, 1, kernel, kernel), groups=channels, padding=kernel // 2, stride=stride)
+    parts = parts_of(region)
+    walks = {f"{s.rows}x{s.columns}x{s.channels}": depthwise.walk_us(s, H200) for s in depthwise.choices(parts)}
+    best = depthwise.ranked(parts, H200)[0]
+    rest = depthwise.estimate(region, H200) - depthwise.walk_us(best, H200)
+    foreseen = {name: walks[name] + rest for name in measured}
+    for name, us in measured.items():
+        assert 0.7 < foreseen[name] / us < 1.3, name
+    assert measured[min(foreseen, key=foreseen.__getitem__)] <= 1.1 * min(measured.values())
 
 
 @pytest.mark.parametrize(
