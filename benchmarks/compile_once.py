@@ -22,6 +22,13 @@ import graphdnn as gd
 from examples.models import resnet
 from examples.models.convolutional import half_rounded
 
+WAYS = {
+    "cold": "a heuristic compile with an empty cache",
+    "warm": "the same with a full one",
+    "autotune": "plans timed, with an empty cache",
+    "load": "a saved executable, its file read from memory",
+}
+
 SAVED = "model.gdn"
 """The saved executable in the folder of a "load"."""
 
@@ -41,6 +48,8 @@ def small() -> gd.Graph:
 
 def work(way: str, graph: gd.Graph, folder: Path) -> Callable[[], gd.Executable]:
     """What is timed: a compile whose cache is `folder`, or a load of what was saved there."""
+    if way not in WAYS:
+        raise ValueError(f"{way} is no way to come to an executable; one of {', '.join(WAYS)} is needed")
     if way == "load":
         path = folder / SAVED
         path.read_bytes()  # into the page cache: reading from disk is not what is measured
@@ -52,9 +61,9 @@ def work(way: str, graph: gd.Graph, folder: Path) -> Callable[[], gd.Executable]
 
 def once(way: str, batch: int, folder: Path) -> dict[str, object]:
     """Seconds of one compile or load, with context and handles there; "warm" and "load" find the folder filled."""
+    timed = work(way, network(batch), folder)
     with tempfile.TemporaryDirectory(prefix="graphdnn-") as other:
         gd.compile(small(), "cuda", gd.CompileOptions(cache_dir=other, progress=False))
-    timed = work(way, network(batch), folder)
     device = Device()
     device.set_current()
     started = time.perf_counter()

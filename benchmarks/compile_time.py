@@ -21,7 +21,7 @@ import torch
 
 import graphdnn as gd
 from benchmarks.comparison import arguments, attempt, empty_output, largest_error, random_tensor, run_suite
-from benchmarks.compile_once import SAVED
+from benchmarks.compile_once import SAVED, WAYS
 from benchmarks.layers import RESNET50, reference
 from benchmarks.results import Row
 from benchmarks.torch_peers import DTYPES, inductor
@@ -30,12 +30,6 @@ BATCH = 32
 TRIES = {"cold": 3, "warm": 3, "autotune": 1, "load": 3}
 """Best of so many processes."""
 
-WAYS = {
-    "cold": "a heuristic compile with an empty cache",
-    "warm": "the same with a full one",
-    "autotune": "plans timed, with an empty cache",
-    "load": "a saved executable, its file read from memory",
-}
 EMPTY = ("cold", "autotune")
 """Ways that start with an empty cache each time."""
 

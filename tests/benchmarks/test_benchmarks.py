@@ -5,6 +5,7 @@ import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import graphdnn as gd
-from benchmarks import compile_time, kernel_cases, kernels, launch, layers, plan_choice, tables
+from benchmarks import compile_once, compile_time, kernel_cases, kernels, launch, layers, plan_choice, tables
 from benchmarks.comparison import arguments, empty_output, graph_floor_us, largest_error, random_tensor, strides_of
 from benchmarks.kernel_cases import CASES
 from benchmarks.results import Row, chosen_rows, device_folder, document, measured, rounded, save
@@ -338,6 +339,19 @@ def test_a_page_shows_compile_times_in_seconds() -> None:
     assert "Seconds; commit" in page
     assert "| cold | 5.10 | 14.2 | **2.78** | 1e-04 |" in page
     assert "| warm | 0.41 | – | – | 1e-04 |" in page
+
+
+def test_what_makes_handles_is_nothing_of_the_network() -> None:
+    exe = gd.compile(compile_once.small(), "cpu")
+    assert {r.pattern for r in exe.report.regions} >= {"conv", "softmax", "matmul"}
+    patterns = {r.pattern for r in gd.compile(compile_once.network(1), gd.Target.named("h200")).report.regions}
+    assert len([p for p in patterns if p.startswith("conv+bias")]) >= 3
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ended with status 1") as caught:
+        compile_time.in_a_process("no such way", tmp_path)
+    assert "Error" in str(caught.value)
 
 
 def test_every_suite_is_a_module_with_its_own_words_on_the_page() -> None:

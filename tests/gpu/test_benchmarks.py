@@ -1,11 +1,13 @@
 """Layers and chains that the benchmarks run, on the device: numbers against float64, kernel counts, clocks."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import graphdnn as gd
-from benchmarks import kernel_cases, kernels, launch, layers
+from benchmarks import compile_time, kernel_cases, kernels, launch, layers
 from benchmarks.timing import Ceilings, DeviceClock, Machine, WarmClock, captured, host_clock, interleaved, medians
 from examples.models import bert, llama
 from tests.numbers import TOLERANCE
@@ -65,3 +67,10 @@ def test_bound_chain_equals_the_definition(rng: np.random.Generator) -> None:
     found = gd.compile(graph, target="cuda")({"x": x})["y"]
     expected = gd.evaluate(graph, {"x": x}, dtype=gd.float64)["y"]
     assert np.abs(found - expected).max() <= TOLERANCE["float32"] * expected.max()
+
+
+def test_a_compile_is_timed_in_a_process_of_its_own(tmp_path: Path) -> None:
+    cold = compile_time.in_a_process("cold", tmp_path)
+    warm = compile_time.in_a_process("warm", tmp_path)
+    assert 0 < warm["seconds"] < cold["seconds"]
+    assert cold["estimated_us"] == warm["estimated_us"] > 0
