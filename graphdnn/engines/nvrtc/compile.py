@@ -23,6 +23,7 @@ BINDINGS, LIBRARY = "cuda-python", "nvidia-cuda-nvrtc"
 STANDARD_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--minimal")
 
 COMPILING = Once()
+"""Compilations by cubin and store: what is shared must lie in the store of whoever asked."""
 
 
 @functools.cache
@@ -67,7 +68,7 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = (), store: St
         return version
     flags = (f"--gpu-architecture={arch}", *STANDARD_OPTIONS, *options)
     key = cache_key(source, flags, version, compiler_build())
-    return COMPILING(key, lambda: stored_cubin(source, flags, key, store))
+    return COMPILING((key, store), lambda: stored_cubin(source, flags, key, store))
 
 
 def stored_cubin(source: str, flags: Sequence[str], key: str, store: Store | None) -> bytes | Decline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -129,6 +130,22 @@ def test_threads_that_want_one_cubin_share_one_compilation(monkeypatch: pytest.M
         go.set()
         assert {a.result() for a in answers} == {ELF}
     assert compiled == [SOURCE]
+
+
+def test_whoever_asks_finds_the_cubin_in_the_own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two compilations with a cache each want the same one at the same time."""
+    both = threading.Barrier(2)
+
+    def slow(source: str, flags: object) -> bytes:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(1.0)
+        return ELF
+
+    monkeypatch.setattr(compiler, "run_compiler", slow)
+    shelves = Shelf(), Shelf()
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(lambda shelf: compile_cubin(SOURCE, "sm_90", store=shelf), shelves)) == {ELF}
+    assert [list(shelf.kept.values()) for shelf in shelves] == [[ELF], [ELF]]
 
 
 def test_the_compiler_is_here() -> None:
