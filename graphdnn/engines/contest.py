@@ -17,6 +17,7 @@ TRUST = 8.0
 """How far below its estimate a plan may come: what would not win even so is not timed.  Estimates of classes of kernels
 that were measured are within a factor of two."""
 
+
 @dataclass
 class Queue:
     """One engine's plans that are being built, those that are too far down, or its refusal."""

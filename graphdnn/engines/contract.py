@@ -15,6 +15,10 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.target import Target
 
+MEMORY_ALIGNMENT = 256
+"""Bytes at whose multiples memory of a device starts, and each tensor and workspace that shares a piece of it: what
+cuDNN asks of workspaces, and more than any vector load needs."""
+
 Precision = Literal["ieee", "tf32", "reduced"]
 
 
@@ -76,7 +80,7 @@ class DevicePlan(Protocol):
 
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the work on a stream.  `addresses` are device addresses of the region's inputs, then its outputs, in
-        the region's order; `workspace` is the address of `workspace_bytes` aligned to 256."""
+        the region's order; `workspace` is the address of `workspace_bytes` aligned to MEMORY_ALIGNMENT."""
 
 
 @runtime_checkable
@@ -127,7 +131,7 @@ class Device(Protocol):
         """Address of a stream of our own, for building and trial runs."""
 
     def allocate(self, nbytes: int) -> Any:
-        """Device memory aligned to 256 bytes, with `.handle` (its address as an int) and `.close()`."""
+        """Device memory aligned to MEMORY_ALIGNMENT, with `.handle` (its address as an int) and `.close()`."""
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Sets memory to one byte, in the order of a stream."""

@@ -9,16 +9,23 @@ from itertools import accumulate
 from typing import Any, Self
 
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Prober, Support
+from graphdnn.engines.contract import (
+    MEMORY_ALIGNMENT,
+    Candidate,
+    Device,
+    DevicePlan,
+    Engine,
+    HostPlan,
+    Policy,
+    Prober,
+    Support,
+)
 from graphdnn.errors import ContextLostError, ExecutionError, OutOfMemoryError
 
 Plan = DevicePlan | HostPlan
 
 RUN_ERRORS = (ExecutionError, RuntimeError, MemoryError)
 """What a plan that cannot run raises; the second is what bindings of libraries raise."""
-
-PIECE = 256
-"""Bytes at whose multiples the tensors of a first run start, as memory of their own would."""
 
 TRYING = "graphdnn.trying"
 """Audit event before a plan is built, and again before its first run: engine, plan, pattern of the region.  Whoever
@@ -193,11 +200,12 @@ class Ground:
         self._close()
 
     def addresses(self, sizes: Sequence[int]) -> list[int]:
-        """Addresses of pieces of these sizes, at multiples of 256 bytes; their content is whatever was left there.
+        """Addresses of pieces of these sizes, as aligned as memory of their own; what was left there is their content.
 
         Those given before are void.  Raises OutOfMemoryError where there is not enough memory.
         """
-        *starts, nbytes = accumulate((-(-size // PIECE) * PIECE for size in sizes), initial=0)
+        rounded = (-(-size // MEMORY_ALIGNMENT) * MEMORY_ALIGNMENT for size in sizes)
+        *starts, nbytes = accumulate(rounded, initial=0)
         if self._piece is None or nbytes > self._nbytes:
             self._close()
             self._piece, self._nbytes = self.device.allocate(max(nbytes, 1)), nbytes

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphdnn.engines.contract import Store
+from graphdnn.engines.contract import MEMORY_ALIGNMENT, Store
 from graphdnn.errors import ContextLostError, ExecutionError, SetupError
 from graphdnn.runtime.buffers import Memory, Pinned
 from graphdnn.runtime.driver import CAPTURE_IMPLICIT, STICKY_ERRORS, check, core, driver
-from graphdnn.runtime.memory import ALIGNMENT, aligned
+from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.retain import Retentions
 from graphdnn.target import Target
 
@@ -314,7 +314,7 @@ class HostDevice:
 
     def allocate(self, nbytes: int) -> Memory:
         """Host memory aligned to 256 bytes."""
-        raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
+        raw = np.zeros(nbytes + MEMORY_ALIGNMENT, np.uint8)
         return Memory(aligned(raw.ctypes.data), nbytes, raw)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:

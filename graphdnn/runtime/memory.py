@@ -7,9 +7,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-ALIGNMENT = 256
-"""Bytes to which every buffer and every offset into the arena is aligned: what cuDNN asks of workspaces, more than any
-vector load needs."""
+from graphdnn.engines.contract import MEMORY_ALIGNMENT
 
 ENOUGH = 1.02
 """An arena within this factor of the lower bound is not improved further."""
@@ -44,8 +42,8 @@ class Packing:
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    """The next multiple of MEMORY_ALIGNMENT."""
+    return -(-nbytes // MEMORY_ALIGNMENT) * MEMORY_ALIGNMENT
 
 
 def lower_bound(lifetimes: Sequence[Lifetime]) -> int:

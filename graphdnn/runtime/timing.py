@@ -16,20 +16,18 @@ from typing import Any
 import numpy as np
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Bench, Device, DevicePlan, HostPlan, Timing
+from graphdnn.engines.contract import MEMORY_ALIGNMENT, Bench, Device, DevicePlan, HostPlan, Timing
 from graphdnn.errors import ContextLostError, ExecutionError, OutOfMemoryError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import empty, in_memory_order
 from graphdnn.runtime.device import CudaDevice, HostDevice
+from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Place, Schedule
 
 RUNS = 8
 """Runs in one captured graph at least, so that the gap between launches does not count."""
-
-PIECE = 256
-"""Bytes at whose multiples tensors start, as those in memory of their own do."""
 
 MOST_SETS = 64
 GRAPH_US = 5000.0
@@ -63,7 +61,7 @@ class CudaTimer:
     def bench(self, region: Region, inputs: Sequence[Array]) -> Bench | Decline:
         """Sets of the region's tensors, the inputs filled with these arrays.  Declines where one set does not fit.
         Raises ContextLostError."""
-        one = sum(v.type.span_bytes + PIECE for v in (*region.inputs, *region.outputs))
+        one = sum(v.type.span_bytes + MEMORY_ALIGNMENT for v in (*region.inputs, *region.outputs))
         if self._memory is not None and one > self._memory:
             return Decline(Code.OPTION, f"one set of its tensors takes {one} bytes; tuning_memory is {self._memory}")
         count = min(MOST_SETS, max(1, math.ceil(2 * self._device.target.l2_bytes / max(one, 1))))
@@ -98,7 +96,7 @@ class CudaBench:
         types = [v.type for v in (*region.inputs, *region.outputs)]
         sizes = [t.span_bytes + s for t, s in zip(types, shifts, strict=True)]
         # One piece of memory: to ask for each tensor's, and to give it back, takes longer than to time a plan.
-        *starts, span = accumulate((-(-n // PIECE) * PIECE for n in sizes), initial=0)
+        *starts, span = accumulate(map(aligned, sizes), initial=0)
         small = count * span < 2 * device.target.l2_bytes
         self._left = None if memory is None else memory - count * span
         self._memory = device.allocate(max(1, count * span))

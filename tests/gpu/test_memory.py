@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn.engines.contract import MEMORY_ALIGNMENT
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.device import CudaDevice
-from graphdnn.runtime.memory import ALIGNMENT
 from tests.models.convolutional import NETWORKS
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +42,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
 
 def slack(report_graph: gd.Graph) -> int:
     """What rounding each constant up to the alignment may add."""
-    return ALIGNMENT * (4 * len(report_graph.nodes) + 8)
+    return MEMORY_ALIGNMENT * (4 * len(report_graph.nodes) + 8)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "u_net_block"])

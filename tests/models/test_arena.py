@@ -8,8 +8,9 @@ import pytest
 import graphdnn as gd
 from examples.models import bert, llama
 from graphdnn.compiler import Desk, Problem, fitted
+from graphdnn.engines.contract import MEMORY_ALIGNMENT
 from graphdnn.engines.manifest import engines_for
-from graphdnn.runtime.memory import ALIGNMENT, aligned
+from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.schedule import Schedule, Step, schedule
 from tests.models.convolutional import NETWORKS
 
@@ -72,7 +73,7 @@ def test_so_it_is_with_scratch_memory(placed: Schedule, share: float, rng: np.ra
     found = schedule(placed.graph, steps)
     assert found.arena_bytes <= 1.05 * found.bound_bytes
     assert found.bound_bytes >= max(scratch)
-    assert all(offset % ALIGNMENT == 0 for offset in found.workspaces)
+    assert all(offset % MEMORY_ALIGNMENT == 0 for offset in found.workspaces)
 
 
 def test_what_is_left_of_the_sum_of_all_values(placed: Schedule) -> None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from graphdnn.engines.contract import MEMORY_ALIGNMENT
 from graphdnn.engines.reference import ReferencePlan
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.ops.movement import Convert
@@ -26,7 +27,6 @@ from graphdnn.runtime.buffers import Memory, Pinned, host_view
 from graphdnn.runtime.cache import NullStore
 from graphdnn.runtime.driver import LEGACY_STREAM
 from graphdnn.runtime.loaded import LoadedGraph
-from graphdnn.runtime.memory import ALIGNMENT
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.target import Target
@@ -94,8 +94,8 @@ class FakeDevice:
     # memory
 
     def _take(self, nbytes: int) -> int:
-        raw = np.full(nbytes + 2 * ALIGNMENT, POISON, np.uint8)
-        handle = -(-raw.ctypes.data // ALIGNMENT) * ALIGNMENT
+        raw = np.full(nbytes + 2 * MEMORY_ALIGNMENT, POISON, np.uint8)
+        handle = -(-raw.ctypes.data // MEMORY_ALIGNMENT) * MEMORY_ALIGNMENT
         self.live[handle] = raw
         self.allocations += 1
         return handle
@@ -219,7 +219,7 @@ class FakePlan:
             assert region.graph.inputs.get(value.name) is not value or address % 16 == 0 or region.pattern == "convert"
         spans = [span(a, v.type) for a, v in zip(outputs, region.outputs, strict=True)]
         if self.workspace_bytes:
-            assert workspace % ALIGNMENT == 0
+            assert workspace % MEMORY_ALIGNMENT == 0
             spans.append((workspace, workspace + self.workspace_bytes))
         for number, (start, stop) in enumerate(spans):
             for index, (address, value) in enumerate(zip(inputs, region.inputs, strict=True)):
@@ -350,8 +350,8 @@ class Foreign:
 
 def on_device(array: np.ndarray, device: FakeDevice, misaligned: int = 0) -> Foreign:
     """A copy of an array, `misaligned` elements off a 256-byte boundary."""
-    raw = np.zeros(array.nbytes + 2 * ALIGNMENT + misaligned * array.itemsize, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT + misaligned * array.itemsize
+    raw = np.zeros(array.nbytes + 2 * MEMORY_ALIGNMENT + misaligned * array.itemsize, np.uint8)
+    start = -raw.ctypes.data % MEMORY_ALIGNMENT + misaligned * array.itemsize
     held = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     held[...] = array
     return Foreign(held, device)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from graphdnn.engines.contract import MEMORY_ALIGNMENT
 from graphdnn.errors import ExecutionError, OutOfMemoryError, SetupError
 from graphdnn.ir.types import TensorType, uint8
 from graphdnn.runtime import driver as drivers
@@ -13,7 +14,6 @@ from graphdnn.runtime.buffers import Memory, host_view
 from graphdnn.runtime.cache import DiskStore, NullStore
 from graphdnn.runtime.device import CudaDevice, HostDevice, _Shared, device_for
 from graphdnn.runtime.driver import check, device_present
-from graphdnn.runtime.memory import ALIGNMENT
 
 
 def test_the_processor_is_a_device() -> None:
@@ -21,7 +21,7 @@ def test_the_processor_is_a_device() -> None:
     assert (device.target.kind, device.target.present, str(device)) == ("cpu", True, "cpu")
     for nbytes in (1, 7, 255, 257, 100_000):
         memory = device.allocate(nbytes)
-        assert memory.handle % ALIGNMENT == 0
+        assert memory.handle % MEMORY_ALIGNMENT == 0
         view = host_view(memory.handle, TensorType((nbytes,), uint8), memory)
         device.fill(memory.handle, 0xFF, nbytes, device.stream)
         assert (view == 0xFF).all()

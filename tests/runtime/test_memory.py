@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphdnn.runtime.memory import ALIGNMENT, Lifetime, lower_bound, pack
+from graphdnn.engines.contract import MEMORY_ALIGNMENT
+from graphdnn.runtime.memory import Lifetime, lower_bound, pack
 
 lifetimes = st.lists(
     st.builds(
@@ -20,7 +21,7 @@ lifetimes = st.lists(
 def test_live_buffers_never_overlap(lives: list[Lifetime]) -> None:
     packing = pack(lives)
     for i, (a, start) in enumerate(zip(lives, packing.offsets, strict=True)):
-        assert start % ALIGNMENT == 0
+        assert start % MEMORY_ALIGNMENT == 0
         assert start + a.nbytes <= packing.nbytes
         for b, other in list(zip(lives, packing.offsets, strict=True))[:i]:
             if a.first <= b.last and b.first <= a.last:

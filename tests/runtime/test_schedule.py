@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn.engines.contract import MEMORY_ALIGNMENT
 from graphdnn.errors import CompileError
 from graphdnn.ir.evaluate import run
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
-from graphdnn.runtime.memory import ALIGNMENT
 from graphdnn.runtime.schedule import Step, schedule
 from tests.passes.random_graphs import random_arrays, random_graph
 from tests.runtime.fake import FakeDevice, FakePlan, fake_program, fake_steps, host_program, laid_out, on_device
@@ -74,7 +74,7 @@ def test_no_two_live_buffers_share_memory(number: int, seed: int) -> None:
             if placed.places[value].space == "arena":
                 marks[value] = 10 * number + index
                 arena[cells(value)] = marks[value]
-                assert placed.places[value].offset % ALIGNMENT == 0
+                assert placed.places[value].offset % MEMORY_ALIGNMENT == 0
     for copy in placed.copies:
         assert copy.source.space != "arena" or copy.source.offset + copy.type.span_bytes <= placed.arena_bytes
 
@@ -91,7 +91,7 @@ def test_the_order_keeps_memory_low() -> None:
     placed = schedule(
         g.build({"y": total}), alone(g.build({"y": total}), in_place=False)[:0] or alone(g.build({"y": total}))
     )
-    assert placed.arena_bytes < 3 * 4096 + 16 * ALIGNMENT
+    assert placed.arena_bytes < 3 * 4096 + 16 * MEMORY_ALIGNMENT
 
 
 def test_the_time_grows_with_the_steps_that_could_run_next() -> None:
@@ -106,7 +106,7 @@ def test_the_time_grows_with_the_steps_that_could_run_next() -> None:
         start = time.process_time()
         placed = schedule(graph, steps)
         seconds[branches] = time.process_time() - start
-        assert placed.arena_bytes <= 2 * ALIGNMENT
+        assert placed.arena_bytes <= 2 * MEMORY_ALIGNMENT
     assert seconds[1000] < 12 * seconds[250]
 
 
@@ -118,7 +118,7 @@ def test_a_chain_of_pointwise_steps_works_in_place() -> None:
         y = g.relu(g.add(y, 1.0))
     graph = g.build({"y": g.reduce_sum(y, axes=1)})
     one = 7 * 300 * 4
-    assert schedule(graph, alone(graph)).arena_bytes < one + 2 * ALIGNMENT
+    assert schedule(graph, alone(graph)).arena_bytes < one + 2 * MEMORY_ALIGNMENT
     assert schedule(graph, alone(graph, in_place=False)).arena_bytes >= 2 * one
     described = [Step(s.region, None, offered=s.in_place) for s in alone(graph)]
     assert schedule(graph, described).arena_bytes == schedule(graph, alone(graph)).arena_bytes

@@ -11,7 +11,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.answer import Decline
-from graphdnn.engines.contract import Timing
+from graphdnn.engines.contract import MEMORY_ALIGNMENT, Timing
 from graphdnn.engines.reference import ReferencePlan
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import ALIGNMENT, Region
@@ -19,7 +19,7 @@ from graphdnn.ir.types import channels_last
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.schedule import Step, schedule
-from graphdnn.runtime.timing import MOST_SETS, PIECE, CudaTimer, HostTimer, clocked, timer_for
+from graphdnn.runtime.timing import MOST_SETS, CudaTimer, HostTimer, clocked, timer_for
 from tests.runtime.clocked import L2, ClockedDevice, ClockedPlan
 from tests.runtime.fake import fake_steps, laid_out
 
@@ -126,7 +126,7 @@ def test_of_a_slow_plan_a_graph_holds_few_runs(device: ClockedDevice) -> None:
 
 def test_memory_for_timing_is_bounded(device: ClockedDevice) -> None:
     one = region(128)
-    total = sum(v.type.span_bytes + PIECE for v in (*one.inputs, *one.outputs))
+    total = sum(v.type.span_bytes + MEMORY_ALIGNMENT for v in (*one.inputs, *one.outputs))
     declined = CudaTimer(device, total - 1).bench(one, arrays(one))  # type: ignore[arg-type]
     assert isinstance(declined, Decline)
     assert "tuning_memory" in declined.reason
