@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -159,8 +160,10 @@ def own_answer(desk: Desk, engine: str, region: Region, shared: Decline) -> Decl
     The engine is asked again where names cannot be told from the text around them, as in the words of a fix.  An answer
     names no node where an option or a failed plan is the reason.
     """
+    if shared.code in REFUSED or names_nothing(shared):
+        return shared
     before = desk.named_in_answers(region)
-    if shared.code in REFUSED or before == region.names:
+    if before == region.names:
         return shared
     if shared.fix is None and all(map(NAME_ALONE.fullmatch, before)):
         own_names = dict(zip(before, region.names, strict=True))
@@ -170,8 +173,15 @@ def own_answer(desk: Desk, engine: str, region: Region, shared: Decline) -> Decl
     return shared if isinstance(own, Support) else own
 
 
+def names_nothing(answer: Decline) -> bool:
+    """Whether a "no" is said in words that fit every region of its structure."""
+    return answer.fix is None and "%" not in answer.reason
+
+
 def in_user_words(made: Decisions, answer: Decline) -> Decline:
     """A "no" that names the user's nodes where it names those that passes made of them."""
+    if names_nothing(answer):
+        return answer
     names = made.user_names
     reason = NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", answer.reason)
     fix = answer.fix and replace(answer.fix, target=names.get(answer.fix.target, answer.fix.target))
@@ -270,7 +280,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
     """The cover's regions in the order they run."""
     names: Counter[str] = Counter()
     order = {step.region: i for i, step in enumerate(made.schedule.steps)}
-    touching = Touching(candidates)
+    touching = Touching(candidates, list(order))
     reports = []
     for offer in sorted(made.cover.picks, key=lambda o: order[o.region]):
         region, engine = offer.region, engine_of(offer)
@@ -322,23 +332,33 @@ def name_of(region: Region) -> str:
 
 
 class Touching:
-    """Finds the candidates that hold one of a region's nodes or, of another graph, do work of its user's nodes."""
+    """Finds the candidates that hold one of a region's nodes or, of another graph, do work of its user's nodes.
 
-    def __init__(self, candidates: list[tuple[Region, CandidateReport]]) -> None:
+    `regions` are those of a cover: they are of one graph, and no two of them share a node.
+    """
+
+    def __init__(self, candidates: list[tuple[Region, CandidateReport]], regions: Sequence[Region]) -> None:
         self._candidates = candidates
-        self._by_node: dict[Node | str, list[int]] = {}
-        for index, (region, _) in enumerate(candidates):
-            keys: tuple[Node | str, ...] = (*region.nodes, *region.origins)
-            for key in keys:
-                self._by_node.setdefault(key, []).append(index)
+        self._found: dict[Region, list[int]] = {region: [] for region in regions}
+        owners = {node: region for region in regions for node in region.nodes}
+        by_origin: dict[str, list[Region]] = {}
+        for region in regions:
+            for origin in region.origins:
+                by_origin.setdefault(origin, []).append(region)
+        touched: set[Region] = set()
+        last: Region | None = None
+        for index, (asked, _) in enumerate(candidates):
+            if asked is not last:  # the engines' answers for one region follow one another
+                last = asked
+                touched = {owners[node] for node in asked.nodes if node in owners}
+                if not regions or regions[0].graph is not asked.graph:
+                    touched.update(r for origin in asked.origins for r in by_origin.get(origin, ()))
+            for region in touched:
+                self._found[region].append(index)
 
     def __call__(self, region: Region) -> list[CandidateReport]:
         """The candidates in their order."""
-        found = {i for node in region.nodes for i in self._by_node.get(node, ())}
-        for origin in region.origins:
-            others = (i for i in self._by_node.get(origin, ()) if self._candidates[i][0].graph is not region.graph)
-            found.update(others)
-        return [self._candidates[i][1] for i in sorted(found)]
+        return [self._candidates[i][1] for i in self._found[region]]
 
 
 def pass_report(record: PassRecord) -> PassReport:

@@ -24,6 +24,7 @@ from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.promote import promotions
 from graphdnn.planning import Fixed, Problem, fitted
+from graphdnn.report import CompileReport
 from graphdnn.runtime.device import device_for
 from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.probe import ChildProber
@@ -133,7 +134,13 @@ def compile_for(
     engines = {offer.region: engine_of(offer) for offer in made.cover.picks}
     picks = tuple(Pick(step.region, engines[step.region], made.plans.get(step.region)) for step in placed.steps)
     decided = Decided(made.prepared, picks, machine, options, made.left_out)
-    return Executable(graph, Once(lambda: account(decisions)), program, decided)
+    return Executable(graph, Once(lambda: reported(decisions)), program, decided)
+
+
+def reported(decisions: Decisions) -> CompileReport:
+    """The report, made without collections: of thousands of nodes it has a hundred thousand parts that stay."""
+    with uncollected():
+        return account(decisions)
 
 
 @contextmanager

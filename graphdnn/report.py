@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from graphdnn.spelling import counted
+
+PLAIN = 2048
+"""Candidates up to which a report's JSON has them as objects, each again at every region that it overlaps."""
 
 Verdict = Literal["chosen", "slower", "declined", "conflict", "excluded", "failed", "wrong"]
 
@@ -130,6 +133,22 @@ class CompileReport(Record):
     options: dict[str, object]
     effects: tuple[str, ...] = ()
     """What the options for choosing did: what was timed, remembered, interrupted, left out."""
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """JSON: the fields as they are, or tables where there are many candidates."""
+        from graphdnn.report_tables import tabled
+
+        fields: dict[str, Any] = plain(self) if len(self.candidates) <= PLAIN else tabled(self)
+        return fields
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields(cls, document: Any) -> Any:
+        """The fields of a document with tables; all else as it is."""
+        from graphdnn.report_tables import untabled
+
+        return untabled(document) if isinstance(document, dict) and "format" in document else document
 
     def __repr__(self) -> str:
         """One line; explain and model_dump_json have all of it."""

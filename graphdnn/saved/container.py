@@ -25,7 +25,9 @@ from graphdnn.saved.records import Strict, read_record
 MAGIC = b"\x89gdnn\r\n\x1a"
 """No text starts so, and a transfer that converts line ends breaks it."""
 
-VERSION = 1
+VERSION = 2
+"""2 since the report has tables."""
+
 START = struct.Struct("<8sIQ")
 """Magic, version, bytes of the header.  SHA-256 over these and the header follows, then the header."""
 

@@ -34,7 +34,7 @@ from graphdnn.saved import container
 from graphdnn.saved.kinds import SAID, Kind, kind_of
 from graphdnn.saved.manifest import ManifestModel, difference, environment
 from graphdnn.saved.records import read_record
-from graphdnn.saved.reports import expanded
+from graphdnn.saved.reports import report_of
 from graphdnn.saved.weights import graph_of
 from graphdnn.spelling import named_arguments
 from graphdnn.target import Target
@@ -126,7 +126,7 @@ class File:
 
     @cached_property
     def report(self) -> CompileReport:
-        return expanded(f"{self.who}: report", self.section("report"))
+        return report_of(f"{self.who}: report", self.section("report"))
 
     def read_rest(self) -> None:
         """Reads the user's graph, which must be called as the prepared one is, and the report."""

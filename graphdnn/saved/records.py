@@ -39,8 +39,11 @@ def read_record(who: str, content: bytes, model: type[M]) -> M:
 def complaint(error: ValidationError) -> str:
     """The first field that is wrong, and how."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:SHOWN] or "the whole"
-    return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    where = ".".join(str(part) for part in first["loc"])[:SHOWN]
+    said = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" and not where:
+        return said
+    return f"{where or 'the whole'}: {said[:1].lower()}{said[1:]}"
 
 
 def read_json(who: str, content: bytes) -> Any:

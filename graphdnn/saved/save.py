@@ -11,7 +11,7 @@ from graphdnn.report import CompileReport
 from graphdnn.saved import container
 from graphdnn.saved.container import Bytes
 from graphdnn.saved.manifest import ManifestModel, PlanModel, StepModel, environment
-from graphdnn.saved.reports import compact
+from graphdnn.saved.reports import spelled
 from graphdnn.saved.weights import document
 
 
@@ -22,7 +22,7 @@ def save(graph: Graph, report: CompileReport, decided: Decided, path: Path) -> N
     manifest, plans = described(decided)
     written: dict[str, Bytes] = {
         "manifest": manifest.model_dump_json().encode(),
-        "report": compact(report),
+        "report": spelled(report),
         **documents,
         **{f"plan.{i}": content for i, content in enumerate(plans)},
         **constants,

@@ -41,6 +41,7 @@ TOP = {
     "config",
     "replay",
     "report",
+    "report_tables",
     "explain",
     "account",
     "doctor",
@@ -60,7 +61,7 @@ ONLY_IN = {
     "networkx": ("graphdnn/ir/algorithms.py",),
     "pydantic": (
         "graphdnn/config.py",
-        "graphdnn/report.py",
+        "graphdnn/report",
         "graphdnn/ir/document",
         "graphdnn/saved/",
         "graphdnn/lock.py",

@@ -31,7 +31,7 @@ print(7 * x)
 ```
 ```console
 $ graphdnn cache list --dir none
-1 entries, 0 B, in none
+1 entries, 0 B, in none, which is not there
 ```
 ```console
 make test

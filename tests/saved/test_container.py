@@ -140,8 +140,8 @@ def test_a_header_longer_than_the_file_is_refused_before_it_is_read(path: Path) 
 
 
 def test_another_version_is_named(path: Path) -> None:
-    path.write_bytes(container.START.pack(container.MAGIC, 2, 0) + bytes(100))
-    with pytest.raises(SavedFileError, match="version 2; this graphdnn reads version 1"):
+    path.write_bytes(container.START.pack(container.MAGIC, 1, 0) + bytes(100))
+    with pytest.raises(SavedFileError, match="version 1; this graphdnn reads version 2"):
         container.read(path)
 
 
