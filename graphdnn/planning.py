@@ -240,7 +240,7 @@ def steps_of(made: Planned, desk: Desk) -> list[Step]:
 def fitted(problem: Problem, left_out: tuple[str, ...] = ()) -> tuple[Planned, Schedule]:
     """The plan and its schedule within `memory_limit`: with less scratch, else with a cover that writes less.
 
-    Raises CompileError naming the least that was found to do, where that is more.
+    Raises CompileError naming the least that was found to do, where that is more; another cover may do with less.
     """
     desk, limit = problem.desk, problem.options.memory_limit
     made = planned(problem, left_out)
@@ -272,5 +272,6 @@ def fitted(problem: Problem, left_out: tuple[str, ...] = ()) -> tuple[Planned, S
             # Packed together, scratch may take more than it adds; then none is left.
             scratch = room if 0 < (room := limit - bare) < most else 0
     raise CompileError(
-        f"the intermediates and scratch of this graph need at least {least} bytes; memory_limit is {limit}"
+        f"graph {problem.graph.name} needs an arena of {least} bytes for intermediates and scratch, the smallest that "
+        f"was found; memory_limit is {limit}"
     )

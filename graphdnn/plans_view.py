@@ -88,6 +88,8 @@ def reasons(entries: Sequence[CandidateReport]) -> str:
         fix = f"; to have it: {entry.fix.sentence}" if entry.fix else ""
         if entry.reason and not (entry.plans and entry.verdict == "slower"):
             said.setdefault(entry.reason + fix, []).append(entry.engine)
+        if entry.ruled_out:
+            said.setdefault(entry.ruled_out, []).append(entry.engine)
         for plan in entry.plans:
             if plan.reason:
                 said.setdefault(plan.reason, []).append(f"{entry.engine} {plan.name}")

@@ -69,7 +69,7 @@ class Desk:
     threads: int = 1
     limits: Limits = field(default_factory=Limits)
     _answers: dict[str, dict[str, Support | Decline]] = field(default_factory=dict)
-    _asked: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _asked: dict[str, Region] = field(default_factory=dict)
     _offered: dict[tuple[str, str], Support] = field(default_factory=dict)
     _plans: dict[tuple[str, str], Chosen | Refused] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -85,15 +85,21 @@ class Desk:
         key = region.key
         if key not in self._answers:
             self._answers[key] = {e.name: self._ask(e, region) for e in self.engines}
-            self._asked[key] = region.names
+            self._asked[key] = region
         return self._answers[key]
 
     def named_in_answers(self, region: Region) -> tuple[str, ...]:
         """`Region.names` of the region that was asked about, whose answers this one shares."""
-        return self._asked.get(region.key, region.names)
+        return self._asked.get(region.key, region).names
+
+    @property
+    def allowed(self) -> Policy:
+        """The policy with no more scratch than is left: engines that can do with less are to say what that costs."""
+        limits = [n for n in (self.limits.workspace, self.limits.scratch) if n is not None]
+        return replace(self.policy, workspace_limit=min(limits, default=None))
 
     def _ask(self, engine: Engine, region: Region) -> Support | Decline:
-        answer = engine.supports(region, self.target, self.policy)
+        answer = engine.supports(region, self.target, self.allowed)
         if isinstance(answer, Decline):
             return answer
         self._offered[engine.name, region.key] = answer
@@ -162,13 +168,14 @@ class Desk:
     def allow(self, memory: int, scratch: int) -> None:
         """Allows plans no more than `scratch` bytes, since `memory` bytes is all that the arena may take.
 
-        Answers and plans are weighed anew.
+        Engines are asked anew, and plans weighed anew.
         """
         self.limits = replace(self.limits, memory=memory, scratch=scratch)
-        for (engine, key), answer in self._offered.items():
+        by_name = {e.name: e for e in self.engines}
+        for engine, key in list(self._offered):
             now = self._answers[key].get(engine)
             if isinstance(now, Support) or (now is not None and now.code is Code.OPTION):
-                self._answers[key][engine] = within_limits(answer, engine, self.limits)
+                self._answers[key][engine] = self._ask(by_name[engine], self._asked[key])
         for place, found in list(self._plans.items()):
             if isinstance(found, Refused) or found.candidate.workspace_bytes > scratch:
                 del self._plans[place]
@@ -273,11 +280,11 @@ class Attempt:
         with self._device:
             if self._name is not None:
                 name, self._name = self._name, None
-                found = self._engine.named(self._region, name, self._device, self._desk.policy)
+                found = self._engine.named(self._region, name, self._device, self._desk.allowed)
                 if isinstance(found, Candidate):
                     return found
             if self._rest is None:
-                proposed = self._engine.candidates(self._region, self._device, self._desk.policy)
+                proposed = self._engine.candidates(self._region, self._device, self._desk.allowed)
                 self._refusal = proposed if isinstance(proposed, Decline) else None
                 names = {t.candidate.name for t in self._tried}
                 self._rest = [] if isinstance(proposed, Decline) else [c for c in proposed if c.name not in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ class TestMemoryLimit:
 
     def test_where_nothing_fits_the_error_gives_the_smallest_need(self, with_engines: Any) -> None:
         with_engines(Scripted("one", PLANS, Clock(), takes=("softmax", "layer_norm")))
-        with pytest.raises(gd.CompileError, match="need at least 8192 bytes; memory_limit is 5000"):
+        with pytest.raises(gd.CompileError, match=r"graph chain needs an arena of 8192 bytes .*; memory_limit is 5000"):
             self.compiled(5000)
 
     def test_timed_plans_are_weighed_anew(self, with_engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +130,26 @@ class TestMemoryLimit:
         fast = entry.plans[0]
         assert (fast.verdict, fast.workspace_bytes, fast.measured_us) == ("excluded", 1 << 21, pytest.approx(1))
 
+    @pytest.mark.parametrize("selection", ["heuristic", "autotune", "measure"])
+    def test_an_engine_that_does_with_less_is_asked_what_that_costs(
+        self, selection: str, clock: Clock, with_engines: Any
+    ) -> None:
+        class Flexible(Scripted):
+            """Splits its work where there is scratch, and is slower without."""
+
+            def supports(self, region: Region, target: Target, policy: Policy) -> Any:
+                answer = super().supports(region, target, policy)
+                splits = policy.workspace_limit is None or policy.workspace_limit >= 4096
+                return answer and replace(answer, estimated_us=5.0 if splits else 9.0, workspace_bytes=4096 * splits)
+
+        acts = {"split": Act(5, workspace=4096), "plain": Act(9)}
+        flexible = Flexible("flexible", acts, clock, takes=("softmax", "layer_norm"))
+        with_engines(flexible, Scripted("last resort", {"slow": Act(90)}, clock, 90.0, ("softmax", "layer_norm")))
+        assert {r.plan for r in self.compiled(None, selection=selection).report.regions} == {"split"}
+        report = self.compiled(8192, selection=selection).report
+        assert {(r.engine, r.plan) for r in report.regions} == {("flexible", "plain")}
+        assert {r.estimated_us for r in report.regions} == {9.0}
+
     def test_a_described_device_is_planned_within_it_too(self) -> None:
         g = gd.GraphBuilder("conv")
         x = g.input("x", (8, 64, 28, 28), gd.float16)
@@ -138,7 +159,7 @@ class TestMemoryLimit:
         arena = gd.compile(graph, h200).report.arena_bytes
         assert arena
         assert gd.compile(graph, h200, gd.CompileOptions(memory_limit=arena)).report.arena_bytes <= arena
-        with pytest.raises(gd.CompileError, match=r"need at least \d+ bytes; memory_limit is 1"):
+        with pytest.raises(gd.CompileError, match=r"graph conv needs an arena of \d+ bytes .*; memory_limit is 1"):
             gd.compile(graph, h200, gd.CompileOptions(memory_limit=1))
 
 

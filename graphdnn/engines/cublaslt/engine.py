@@ -63,8 +63,8 @@ class CublasLtEngine:
         ruled_out = ""
         if free.us < best.us:
             ruled_out = (
-                f"workspace_limit={policy.workspace_limit} rules out {free.workspace_bytes} bytes of scratch, with "
-                f"which cublaslt is estimated at {free.us:.1f} us"
+                f"the limit of {policy.workspace_limit} bytes of scratch rules out {free.workspace_bytes}, with which "
+                f"cublaslt is estimated at {free.us:.1f} us"
             )
         return Support(best.us, words, kernels=best.kernels, workspace_bytes=best.workspace_bytes, ruled_out=ruled_out)
 
@@ -78,8 +78,12 @@ class CublasLtEngine:
         compute = compute_type(problem, policy)
         found: dict[str, tuple[int, Algorithm]] = {}
         refused: Decline | None = None
-        # What no option rules out comes second where options do: the report says what they cost.
-        for asked in dict.fromkeys((unbounded(policy), policy)):
+        # What no option rules out comes first, so that the report says what options cost; last, where all else needs
+        # scratch, what needs none: the memory of a whole graph may leave none.
+        bare = replace(policy, workspace_limit=0)
+        for asked in dict.fromkeys((unbounded(policy), policy, bare)):
+            if asked is bare and any(not a.workspace_bytes for _, a in found.values()):
+                break
             request = Request(workspace_limit(asked), VECTOR_BYTES, allowed_reductions(asked), COUNT)
             algorithms = search(library, device, problem, compute, request, policy.precision)
             if isinstance(algorithms, Decline):

@@ -237,6 +237,19 @@ def test_workspace_offered(fake: Fake, limit: int | None, offered: int) -> None:
     assert len({c.name for c in found}) == len(found)
 
 
+def test_an_algorithm_without_scratch_is_always_among_them(fake: Fake) -> None:
+    """The library's best may all want scratch, and of what the whole graph may take none may be left."""
+    fake.listed[:] = [Listed(100 + i, split_k=2, reduction=2, workspace=512) for i in range(20)] + [Listed(66)]
+    found = candidates_of(product(*CASES["one"], gd.float16))
+    assert [c.workspace_bytes for c in found] == [512] * 16 + [0]
+    fake.listed[:] = fake.listed[:20]
+    assert [c.workspace_bytes for c in candidates_of(product(*CASES["one"], gd.float16))] == [512] * 16
+    fake.preferences.clear()
+    fake.listed[:] = list(STOCK)
+    candidates_of(product(*CASES["one"], gd.float16))
+    assert len(fake.preferences) == 1
+
+
 def test_what_a_limit_costs_is_said(fake: Fake) -> None:
     """Case A6: the plans that the limit excludes are in the report, with their bytes and the time without it."""
     region = product(Strided((64, 8192)), Strided((8192, 512)), gd.float16)
@@ -249,7 +262,7 @@ def test_what_a_limit_costs_is_said(fake: Fake) -> None:
     assert free.ruled_out == ""
     assert none.estimated_us > free.estimated_us
     assert none.ruled_out == (
-        f"workspace_limit=0 rules out {free.workspace_bytes} bytes of scratch, with which cublaslt is estimated at "
+        f"the limit of 0 bytes of scratch rules out {free.workspace_bytes}, with which cublaslt is estimated at "
         f"{free.estimated_us:.1f} us"
     )
 
