@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from graphdnn.answer import Decline
@@ -40,6 +41,17 @@ class FaultingEngine(NvrtcEngine):
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
         found = self.candidates(region, device, policy)
         return found if isinstance(found, Decline) else replace(spoilt(found[0], BODIES[name]), name=name)
+
+
+class FaultsAmongOthers(NvrtcEngine):
+    """Three plans of a region, the second of which writes to nowhere."""
+
+    def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
+        found = super().candidates(region, device, policy)
+        if isinstance(found, Decline):
+            return found
+        good, bad = found[0], spoilt(found[0], BODIES["writes to nowhere"])
+        return tuple(replace(one, name=name) for one, name in ((good, "first"), (bad, "faulty"), (good, "last")))
 
 
 class FaultsOnData(NvrtcEngine):
