@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from graphdnn import __version__
 from graphdnn.cache_cli import add_cache
@@ -137,7 +138,11 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def run_replay(options: argparse.Namespace) -> int:
     from graphdnn.replay import replay
+    from graphdnn.saved.kinds import SAID, Kind, kind_of
 
+    kind = kind_of(Path(options.replay))
+    if kind not in (Kind.GRAPH, Kind.EXECUTABLE):
+        raise GraphDnnError(f"{options.replay}: {SAID[kind]}; a graph (of Graph.save) or a saved executable is needed")
     outcome = replay(options.replay, options.inputs, options.target, options.options, print)
     print("every plan ran to its end" if outcome.is_healthy else outcome.advice or "no plan is known to be at fault")
     return 0 if outcome.is_healthy else 1

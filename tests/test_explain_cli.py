@@ -1,6 +1,7 @@
 """What `graphdnn explain` and `plans` take: graphs, saved executables, reports; a sentence for everything else."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "report.json").write_text(exe.report.model_dump_json())
     (folder / "empty.json").write_text("")
     (folder / "text.json").write_text("no JSON at all")
+    os.mkfifo(folder / "pipe.json")
     (folder / "other.json").write_text(json.dumps({"format": "onnx"}))
     return {
         Kind.GRAPH: str(folder / "graph.json"),
@@ -34,6 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         Kind.NO_JSON: str(folder / "text.json"),
         Kind.OTHER: str(folder / "other.json"),
         Kind.FOLDER: str(folder),
+        Kind.PIPE: str(folder / "pipe.json"),
     }
 
 
@@ -78,6 +81,7 @@ def test_a_report_cannot_be_planned_anew(command: str, files: dict[str, str], ca
         (Kind.LOCK, "it is a lock file; gd.compile(graph, lock=...) takes it; a graph (of Graph.save), a saved"),
         (Kind.EMPTY, "it is empty; a graph"),
         (Kind.FOLDER, "it is a folder; a graph"),
+        (Kind.PIPE, "it is no regular file; a graph"),
         (Kind.NO_JSON, "it is no JSON; a graph"),
         (Kind.OTHER, "it does not say that it is a graph, a report or a lock file; a graph"),
     ],
@@ -90,6 +94,14 @@ def test_other_files_are_named(
     assert err.startswith(f"graphdnn: {files[kind]}: ")
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.LOCK, Kind.REPORT, Kind.EMPTY, Kind.FOLDER, Kind.PIPE, Kind.NO_JSON])
+def test_what_cannot_be_replayed_is_named(kind: Kind, files: dict[str, str], capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["doctor", "--replay", files[kind]]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"graphdnn: {files[kind]}: it is ")
+    assert err.endswith("; a graph (of Graph.save) or a saved executable is needed\n")
 
 
 @pytest.mark.parametrize("command", [("explain",), ("plans",), ("explain", "--diff", "nowhere.json")])

@@ -18,6 +18,7 @@ class Kind(StrEnum):
     EXECUTABLE = "saved executable"
     LOCK = "lock file"
     FOLDER = "folder"
+    PIPE = "pipe"
     EMPTY = "empty"
     NO_JSON = "no JSON"
     OTHER = "other"
@@ -29,6 +30,7 @@ SAID: dict[Kind, str] = {
     Kind.EXECUTABLE: "it is a saved executable; gd.load reads it, and graphdnn explain shows its report",
     Kind.LOCK: "it is a lock file; gd.compile(graph, lock=...) takes it",
     Kind.FOLDER: "it is a folder",
+    Kind.PIPE: "it is no regular file",
     Kind.EMPTY: "it is empty",
     Kind.NO_JSON: "it is no file of graphdnn, or a damaged one: it is no JSON",
     Kind.OTHER: "it is no file of graphdnn: it does not say that it is a graph, a report or a lock file",
@@ -43,9 +45,11 @@ def kind_of(path: Path) -> Kind:
     """What a file is, by how it begins and what it says of itself.  Raises OSError where it cannot be read."""
     if path.is_dir():
         return Kind.FOLDER
+    if path.exists() and not path.is_file():
+        return Kind.PIPE  # which can be read once, and looking at it might never end
     if container.is_container(path):
         return Kind.EXECUTABLE
-    if path.is_file() and not path.stat().st_size:
+    if not path.stat().st_size:
         return Kind.EMPTY
     try:
         found = read_json(path.name, path.read_bytes())
