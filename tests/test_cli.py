@@ -156,3 +156,8 @@ def test_an_interrupt_is_no_traceback(
     monkeypatch.setattr(gd, "compile", interrupted)
     assert cli.main(["explain", saved, "--target", "cpu"]) == 130
     assert capsys.readouterr().err == "graphdnn: interrupted\n"
+
+
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "graphdnn", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"graphdnn {gd.__version__}\n"

@@ -13,7 +13,7 @@ from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.context import DeviceContext, issue
 from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
-from graphdnn.runtime.reading import Source, read_inputs, read_writable
+from graphdnn.runtime.reading import Source, check_apart, read_inputs, read_writable
 from graphdnn.runtime.transfer import Command, Inlet, Outlet, reads_in_place
 
 
@@ -30,7 +30,7 @@ class DeviceBound:
         context.device.synchronize()  # what producers still had to do; later changes are the caller's to order
         self._held: list[object] = [source.owner for source in sources.values()]
         self._staged: list[tuple[Inlet, Array]] = []
-        self._fetched: list[tuple[Outlet, Array]] = []
+        self._fetched: dict[str, tuple[Outlet, Array]] = {}
         self._results: dict[str, Any] = {}
         self._fixed: list[tuple[str, int, int]] = []
         before: list[Command] = []
@@ -85,10 +85,10 @@ class DeviceBound:
                     self._launch = self.graph.try_default
             else:
                 self.graph.launch(handle)
-            for outlet, _ in self._fetched:
+            for outlet, _ in self._fetched.values():
                 outlet.mark(handle)
             context.order.leave(handle, stream)
-            for outlet, array in self._fetched:
+            for outlet, array in self._fetched.values():
                 outlet.deliver(array)
             return dict(self._results)
 
@@ -141,11 +141,12 @@ class DeviceBound:
         source = read_writable(f"output {name}", array, type, self._device.stream, self._device)
         self._held.append(source.owner)
         if source.array is not None:
+            check_apart(name, source.array, {other: array for other, (_, array) in self._fetched.items()})
             memory: Memory = self._device.allocate(type.span_bytes)
             outlet = Outlet(type, self._device)
             self._held += (memory, outlet)
             after.append(outlet.fetch(memory.handle))
-            self._fetched.append((outlet, source.array))
+            self._fetched[name] = outlet, source.array
             return memory.handle
         if not source.lies_as(type):
             raise ExecutionError(

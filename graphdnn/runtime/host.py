@@ -15,7 +15,7 @@ from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
 from graphdnn.runtime.arrays import empty, in_memory_order
-from graphdnn.runtime.reading import read_checked, read_inputs, read_writable
+from graphdnn.runtime.reading import check_apart, read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
 
 
@@ -111,6 +111,7 @@ class HostContext:
                 raise ExecutionError(f"{name} is not an output of graph {graph.name}; its outputs are {known}")
             source = read_writable(f"output {name}", given, graph.output_type(name), 0, None)
             assert source.array is not None
+            check_apart(name, source.array, {n: a for n, a in written.items() if n != name})
             targets[name], written[name] = given, source.array
         return HostBound(self, arrays, targets, written)
 

@@ -183,3 +183,10 @@ def read_checked(who: str, array: Any, type: TensorType, stream: int, device: Cu
     if not source.on_host and (device is None or source.ordinal != device.ordinal):
         raise ExecutionError(f"{who} lies on cuda:{source.ordinal}; an array on {device or 'the CPU'} is needed")
     return source
+
+
+def check_apart(name: str, array: Array, others: Mapping[str, Array]) -> None:
+    """Raises ExecutionError where an output's array has an element in common with another output's."""
+    for other, taken in others.items():
+        if np.shares_memory(array, taken):
+            raise ExecutionError(f"output {name} shares memory with output {other}; memory of its own is needed")

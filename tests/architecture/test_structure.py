@@ -50,6 +50,7 @@ TOP = {
     "saved",
     "specialize",
     "cli",
+    "__main__",
     "__init__",
 }
 

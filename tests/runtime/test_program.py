@@ -130,6 +130,19 @@ def test_bound_outputs_must_fit(program: Program) -> None:
             program.bind({"x": x}, outputs)
 
 
+def test_bound_outputs_have_memory_of_their_own(program: Program) -> None:
+    x, both = np.zeros((3, 5), np.float32), np.zeros((3, 5), np.float32)
+    with pytest.raises(ExecutionError, match=r"^output z shares memory with output y; memory of its own is needed$"):
+        program.bind({"x": x}, {"y": both, "z": both})
+
+
+def test_bound_outputs_may_be_columns_of_one_array(program: Program, rng: np.random.Generator) -> None:
+    x, table = draw(rng), np.full((3, 10), np.nan, np.float32)
+    program.bind({"x": x}, {"y": table[:, ::2], "z": table[:, 1::2]})()
+    np.testing.assert_array_equal(table[:, ::2], expected(x)["y"])
+    np.testing.assert_array_equal(table[:, 1::2], expected(x)["z"])
+
+
 def test_threads_take_turns_in_one_context(program: Program, seed: int) -> None:
     """Case T4 without a device: every thread gets its own results."""
     errors: list[BaseException] = []

@@ -1,0 +1,8 @@
+"""`python -m graphdnn` is the command `graphdnn`."""
+
+import sys
+
+from graphdnn.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
