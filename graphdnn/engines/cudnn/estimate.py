@@ -79,8 +79,9 @@ TILE = 128
 PLAIN = 0.5
 """Arithmetic of one element of any pointwise function, in special-function operations."""
 
-CONVERTED_BYTES = 2
-"""How often a tensor that is not channels-last moves again, when a plan converts it: once read, once written."""
+CONVERTING = 0.6
+"""Share of the copy bandwidth at which a plan converts a tensor that is not channels-last, in a kernel of its own: whole
+graphs of 18 convolutions that convert x, the filters and y took 1.6 to 3.3 times as long as with the pass layout."""
 
 SPECIAL: dict[str, float] = {
     "gelu": 10,
@@ -224,11 +225,11 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     region, name = anatomy.region, family(anatomy)
     notes: list[str] = []
     arithmetic, moved, reach = 0.0, region.read_bytes + region.written_bytes, BANDWIDTH[name]
-    slower = 0.0
+    slower = converted = 0.0
     for node in anatomy.anchors:
         if isinstance(node.op, Conv | ConvTranspose):
             one = convolution_us(node, target, policy)
-            moved += conversion_bytes(anatomy, notes)
+            converted += conversion_us(anatomy, target, notes)
             if is_narrow(node):
                 notes.append("cuDNN's fused kernels for narrow groups are 8 to 16 times slower than others")
                 if engine_class(anatomy) != "conv+bias":
@@ -248,7 +249,7 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
         arithmetic = arithmetic / PROLOGUE_SHARE + prologue_us(anatomy, target)
         notes.append("what stands before the matrix work is computed anew for each tile")
     memory = 1e6 * moved / (target.bandwidth * reach)
-    fixed = target.launch_us + (PRODUCT_FIXED_US if name == "matmul" else FIXED_US)
+    fixed = converted + target.launch_us + (PRODUCT_FIXED_US if name == "matmul" else FIXED_US)
     microseconds = fixed + max(arithmetic + epilogue_us(anatomy, target), memory)
     untimed = UNTIMED_TWO_PRODUCTS * microseconds if is_double else fixed + slower if slower else None
     return Support(
@@ -256,13 +257,14 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     )
 
 
-def conversion_bytes(anatomy: Anatomy, notes: list[str]) -> int:
-    """Bytes that a plan moves besides, to convert tensors that are not channels-last."""
+def conversion_us(anatomy: Anatomy, target: Target, notes: list[str]) -> float:
+    """Kernels of a plan before and behind its own, which convert tensors that are not channels-last."""
     values = (*anatomy.region.inputs, *anatomy.region.outputs)
     found = [v for v in values if v.type.rank in (4, 5) and not lies_channels_last(v.type)]
     if found:
         notes.append("the plan converts tensors that are not channels-last, in scratch memory")
-    return CONVERTED_BYTES * sum(v.type.nbytes for v in found)
+    moved = 2 * sum(v.type.nbytes for v in found)
+    return len(found) * target.launch_us + 1e6 * moved / (target.bandwidth * CONVERTING)
 
 
 def precision_of(anatomy: Anatomy, policy: Policy) -> str:

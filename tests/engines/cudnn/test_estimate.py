@@ -4,6 +4,7 @@ from collections.abc import Callable
 from math import log2
 from statistics import median
 
+import numpy as np
 import pytest
 
 import graphdnn as gd
@@ -12,7 +13,7 @@ from graphdnn.engines.cudnn.engine import CudnnEngine
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import row_major
+from graphdnn.ir.types import channels_last, row_major
 from graphdnn.target import Target
 from tests.engines.cudnn.regions import attention, bias, closed, columns, convolution, norm, product, residual
 
@@ -195,3 +196,25 @@ def test_depthwise_convolutions_go_to_the_generated_kernel(
 ) -> None:
     region = depthwise(batch, channels, size, kernel, stride)()
     assert price(region) > price(region, NvrtcEngine())
+
+
+@pytest.mark.parametrize(
+    ("x", "filters", "stride", "measured_us"),
+    [
+        ((32, 64, 56, 56), 64, 1, 72.3),
+        ((32, 512, 14, 14), 512, 2, 51.1),
+        ((1, 256, 28, 28), 256, 2, 23.9),
+        ((8, 128, 128, 128), 128, 1, 181.6),
+    ],
+)
+def test_plans_that_convert_are_priced_as_they_were_measured(
+    x: tuple[int, ...], filters: int, stride: int, measured_us: float
+) -> None:
+    """Whole graphs without the pass layout: x, filters and y are converted by the plan, y once more behind it."""
+    g = gd.GraphBuilder("converting")
+    given = g.input("x", x, gd.float16, strides=channels_last(x))
+    w = g.constant(np.ones((filters, x[1], 3, 3), np.float16))
+    y = g.relu(g.bias(g.conv(given, w, stride=stride, padding=1), g.constant(np.ones(filters, np.float16))))
+    graph = g.build({"y": y}, strides={"y": channels_last(y.type.shape)})
+    report = gd.compile(graph, gd.Target.named("h200"), gd.CompileOptions(disabled_passes=("layout",))).report
+    assert 0.75 < report.estimated_us / measured_us < 1.25
