@@ -214,7 +214,7 @@ def test_plans_that_convert_are_priced_as_they_were_measured(
     g = gd.GraphBuilder("converting")
     given = g.input("x", x, gd.float16, strides=channels_last(x))
     w = g.constant(np.ones((filters, x[1], 3, 3), np.float16))
-    y = g.relu(g.bias(g.conv(given, w, stride=stride, padding=1), g.constant(np.ones(filters, np.float16))))
+    y = g.relu(g.bias(g.conv(given, w, stride=stride, padding=1), g.constant(np.ones(filters, np.float16)), axis=1))
     graph = g.build({"y": y}, strides={"y": channels_last(y.type.shape)})
     report = gd.compile(graph, gd.Target.named("h200"), gd.CompileOptions(disabled_passes=("layout",))).report
     assert 0.75 < report.estimated_us / measured_us < 1.25
