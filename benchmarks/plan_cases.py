@@ -44,6 +44,9 @@ BOTTLENECKS = (
 WIDE = ((128, 128, 3, 1, 128, "relu"), (256, 256, 3, 1, 64, "relu"), (256, 128, 3, 1, 128, "relu"))
 """Convolutions of a U-Net, batch 8."""
 
+IN_FLOAT32 = ((64, 64, 3, 1, 56, "relu"), (256, 256, 3, 1, 14, "relu"), (256, 64, 1, 1, 56, "relu"))
+"""Convolutions in IEEE float32, batch 32."""
+
 DEPTHWISE = (
     # batch, channels, extent, kernel, stride, what stands behind
     (64, 384, 14, 7, 1, ""),
@@ -121,9 +124,9 @@ def drawn(shape: tuple[int, ...], dtype: gd.DType) -> Any:
     return numbers.astype(dtype.numpy)
 
 
-def image(g: gd.GraphBuilder, name: str, shape: tuple[int, ...]) -> gd.Value:
-    """A channels-last input in float16."""
-    return g.input(name, shape, gd.float16, strides=convolutional.channels_last(shape))
+def image(g: gd.GraphBuilder, name: str, shape: tuple[int, ...], dtype: gd.DType = gd.float16) -> gd.Value:
+    """A channels-last input."""
+    return g.input(name, shape, dtype, strides=convolutional.channels_last(shape))
 
 
 def channels_last(g: gd.GraphBuilder, y: gd.Value) -> gd.Graph:
@@ -131,13 +134,16 @@ def channels_last(g: gd.GraphBuilder, y: gd.Value) -> gd.Graph:
     return g.build({"y": y}, strides={} if strides is None else {"y": strides})
 
 
-def convolution(batch: int, c: int, k: int, kernel: int, stride: int, extent: int, tail: str) -> gd.Graph:
+def convolution(
+    batch: int, c: int, k: int, kernel: int, stride: int, extent: int, tail: str, dtype: gd.DType = gd.float16
+) -> gd.Graph:
     """A convolution with a bias and its tail."""
     g = gd.GraphBuilder("conv")
-    w, b = g.constant(drawn((k, c, kernel, kernel), gd.float16)), g.constant(drawn((k,), gd.float16))
-    y = g.bias(g.conv(image(g, "x", (batch, c, extent, extent)), w, stride=stride, padding=kernel // 2), b, axis=1)
+    w, b = g.constant(drawn((k, c, kernel, kernel), dtype)), g.constant(drawn((k,), dtype))
+    x = image(g, "x", (batch, c, extent, extent), dtype)
+    y = g.bias(g.conv(x, w, stride=stride, padding=kernel // 2), b, axis=1)
     if "add" in tail:
-        y = g.add(y, image(g, "residual", y.type.shape))
+        y = g.add(y, image(g, "residual", y.type.shape, dtype))
     return channels_last(g, g.relu(y) if "relu" in tail else y)
 
 
@@ -218,10 +224,17 @@ def to_channels_last(shape: tuple[int, ...]) -> gd.Graph:
 
 def cases() -> Iterator[tuple[str, Build]]:
     """Every region by name."""
-    for batch, list_ in ((32, BOTTLENECKS), (1, BOTTLENECKS), (8, WIDE)):
+    half, single = gd.float16, gd.float32
+    for batch, list_, dtype in (
+        (32, BOTTLENECKS, half),
+        (1, BOTTLENECKS, half),
+        (8, WIDE, half),
+        (32, IN_FLOAT32, single),
+    ):
         for c, k, kernel, stride, extent, tail in list_:
             name = f"conv {kernel}x{kernel} s{stride} n{batch} {c}->{k} {extent}x{extent} {tail}".strip()
-            yield name, lambda a=(batch, c, k, kernel, stride, extent, tail): convolution(*a)
+            name += f" {dtype}" if dtype is single else ""
+            yield name, lambda a=(batch, c, k, kernel, stride, extent, tail, dtype): convolution(*a)
     for row in DEPTHWISE:
         batch, c, extent, kernel, stride, tail = row
         name = f"depthwise {kernel}x{kernel} s{stride} n{batch} {c} {extent}x{extent} {tail}".strip()
