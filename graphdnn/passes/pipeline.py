@@ -2,8 +2,9 @@
 
 The order: no dead nodes (prune: engines are never asked about a region without results), types (promote), then fewer
 and canonical nodes, then larger ops (raise), then fewer of them (fold), then ops that some engine takes (complete,
-expand), views out of the way of pointwise ops (sink), products side by side whose biases stand right behind them
-(merge), images of few channels padded where that pays (pad), and layouts last, when the nodes to lay out are known.
+masks as biases, expand), views out of the way of pointwise ops (sink), products side by side whose biases stand right
+behind them (merge), images of few channels padded where that pays (pad), and layouts last, when the nodes to lay out
+are known.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphdnn.ir.graph import Graph
+from graphdnn.ir.region import Region
 from graphdnn.passes.cleanup import canonicalize, drop_dead
 from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
 from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.masks import masks_as_biases
 from graphdnn.passes.merge import merge_products
 from graphdnn.passes.padding import pad_channels
 from graphdnn.passes.promote import promote
@@ -41,14 +44,18 @@ class PassRecord:
 
 
 def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Graph, tuple[PassRecord, ...]]:
-    """The graph ready for fusion, every value with strides, and the record of each pass."""
+    """The graph ready for fusion, every value with strides, and the record of each pass.
+
+    Passes may have the same doubt; what one of them asked is answered without asking again.
+    """
+    ask = asked_once(ask)
     passes: tuple[tuple[str, Callable[[Graph], Rewritten]], ...] = (
         ("prune", drop_dead),
         ("promote", promote),
         ("canonicalize", canonicalize),
-        ("raise", raise_ops),
+        ("raise", lambda g: raise_ops(g, ask)),
         ("fold", fold),
-        ("complete", complete),
+        ("complete", lambda g: complete(g).then(lambda completed: masks_as_biases(completed, ask))),
         ("expand", lambda g: expand(g, ask)),
         ("sink", sink_views),
         ("merge", lambda g: merge_products(g, ask)),
@@ -63,3 +70,16 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         records.append(PassRecord(name, done.changes, done.refusals, len(graph.nodes), len(done.graph.nodes)))
         graph = done.graph
     return graph, tuple(records)
+
+
+def asked_once(ask: Ask) -> Ask:
+    """The same answers, each region of equal structure and origins asked about once."""
+    known: dict[tuple[str, tuple[str, ...]], float | None] = {}
+
+    def answer(region: Region) -> float | None:
+        key = region.key, region.origins
+        if key not in known:
+            known[key] = ask(region)
+        return known[key]
+
+    return answer

@@ -15,7 +15,7 @@ from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
-from graphdnn.ir.writer import Operand, Rewriter
+from graphdnn.ir.writer import Operand, Rewriter, immediates
 from graphdnn.passes.pattern import Is, Match, OneOf, Pattern, matches
 
 Ask = Callable[[Region], float | None]
@@ -94,8 +94,8 @@ class Precomputed(Emitter):
     """Emits constants, computed when asked for, in place of nodes on nothing but constants."""
 
     def all(self, op: Op, /, *operands: Operand) -> tuple[Value, ...]:
-        now = tuple(self.rewriter[v] if isinstance(v, Value) else v for v in operands)
-        types = tuple(self.operand_type(v, now) for v in now)
+        now = immediates(op, [self.rewriter[v] if isinstance(v, Value) else v for v in operands])
+        types = tuple(v.type for v in now)
         inferred = op.infer(*types)
         return self.computed(op, now, types, inferred) or super().all(op, *now)
 
@@ -106,20 +106,15 @@ class Precomputed(Emitter):
         assert made is not None
         return made[0]
 
-    def operand_type(self, operand: Operand, operands: tuple[Operand, ...]) -> TensorType:
-        if isinstance(operand, Value):
-            return operand.type
-        return TensorType((), next(v.type.dtype for v in operands if isinstance(v, Value)))
-
     def computed(
-        self, op: Op, operands: tuple[Operand, ...], types: tuple[TensorType, ...], results: tuple[TensorType, ...]
+        self, op: Op, operands: tuple[Value, ...], types: tuple[TensorType, ...], results: tuple[TensorType, ...]
     ) -> tuple[Value, ...] | None:
         """Constants for the results; None where an operand is no constant."""
         parts: list[Payload | float] = []
         writer = self.rewriter.writer
         for operand in operands:
-            if not isinstance(operand, Value):
-                parts.append(operand)
+            if operand.literal is not None:
+                parts.append(operand.literal)
             elif writer.constants.get(operand.name) is operand:
                 parts.append(writer.payloads[operand.name])
             else:
