@@ -12,6 +12,8 @@ from graphdnn.errors import GraphDnnError
 from graphdnn.spelling import counted, hint
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from graphdnn.runtime.cache import DiskStore, Entry
 
 UNITS = ("B", "KiB", "MiB", "GiB")
@@ -54,9 +56,16 @@ def store_of(options: argparse.Namespace) -> DiskStore:
     if store.directory.exists():
         if not store.directory.is_dir():
             raise GraphDnnError(f"cache: {store.directory} is no folder; a folder is needed")
-        for folder in (store.directory, *(f for f in store.directory.iterdir() if f.is_dir())):
+        for folder in (store.directory, *(f for f in store.directory.iterdir() if is_kind(f))):
             next(folder.iterdir(), None)  # looking for entries passes over what cannot be read
     return store
+
+
+def is_kind(folder: Path) -> bool:
+    """Whether a folder is one of the cache's, by its name; others are not looked into."""
+    from graphdnn.runtime.cache import KIND
+
+    return KIND.fullmatch(folder.name) is not None and folder.is_dir() and not folder.is_symlink()
 
 
 def place(store: DiskStore) -> str:
@@ -87,10 +96,10 @@ def listed(options: argparse.Namespace) -> Answer:
 
 def verified(options: argparse.Namespace) -> Answer:
     store = store_of(options)
-    before = store.entries()
+    before = store.candidates()
     found = list(store.verify())
     damaged = [entry.path for entry, sound in found if not sound]
-    lines = [f"removed {path}: it was damaged or is no entry of this cache" for path in damaged]
+    lines = [f"removed {path}: it has the name of an entry and is damaged or none" for path in damaged]
     read = {entry.path for entry, _ in found}
     unread = [entry.path for entry in before if entry.path not in read and entry.path.exists()]
     lines += [f"{path} cannot be read" for path in unread]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
+import re
 import struct
 import threading
 import time
@@ -36,6 +36,12 @@ STALE_S = 3600.0
 
 DIRECTORY_VARIABLE = "GRAPHDNN_CACHE_DIR"
 
+KIND = re.compile(r"[a-z]+(-[a-z]+)*")
+NAME = re.compile(r"[0-9a-f]{64}\.bin")
+UNFINISHED_NAME = re.compile(rf"\.{NAME.pattern}\.\d+\.[0-9a-f]+{re.escape(UNFINISHED)}")
+"""How our folders, entries and temporary files are named.  The directory is the user's choice: what else lies in it is
+somebody's own, and neither counted nor removed."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -45,6 +51,15 @@ class Entry:
     kind: str
     nbytes: int
     used: float
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it begins as our entries do; so may one that is damaged further on."""
+        try:
+            with open(self.path, "rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:
+            return False
 
     def key(self) -> str | None:
         """What it is stored under, read off the file's start; None where that is no header."""
@@ -158,14 +173,24 @@ class DiskStore:
 
     def entries(self) -> list[Entry]:
         """Every entry, least recently used first."""
+        return [e for e in self.candidates() if e.is_ours]
+
+    def candidates(self) -> list[Entry]:
+        """Every file that is named and placed as our entries are, whatever it holds, least recently used first."""
         found = []
-        for path in self.directory.glob("*/*.bin"):
+        for kind, file in self._files(NAME):
             with contextlib.suppress(OSError):
-                status = path.stat()
-                if not stat.S_ISREG(status.st_mode):
-                    continue  # no entry of ours, and reading it might never end
-                found.append(Entry(path, path.parent.name, status.st_size, status.st_mtime))
+                status = file.stat(follow_symlinks=False)
+                found.append(Entry(Path(file.path), kind, status.st_size, status.st_mtime))
         return sorted(found, key=lambda e: (e.used, e.path))
+
+    def _files(self, name: re.Pattern[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Kind and file for each regular file of such a name in our folders; links are followed nowhere."""
+        for folder in listing(self.directory):
+            if KIND.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False):
+                for file in listing(folder):
+                    if name.fullmatch(file.name) and file.is_file(follow_symlinks=False):
+                        yield folder.name, file
 
     def clear(self, kind: str | None = None) -> int:
         """Removes every entry, or every one of a kind, and gives their number."""
@@ -175,8 +200,8 @@ class DiskStore:
         return len(chosen)
 
     def verify(self) -> Iterator[tuple[Entry, bool]]:
-        """Reads every entry whole and says whether it is sound; what is not is removed."""
-        for entry in self.entries():
+        """Reads all that is named as our entries are, whole, and says whether it is sound; what is not is removed."""
+        for entry in self.candidates():
             try:
                 raw = entry.path.read_bytes()
             except OSError:
@@ -201,11 +226,14 @@ class DiskStore:
         self._evict(nbytes)
 
     def _evict(self, coming: int) -> None:
-        for stale in self.directory.glob(f"*/*{UNFINISHED}"):
+        for _, stale in self._files(UNFINISHED_NAME):
             with contextlib.suppress(OSError):
-                if time.time() - stale.stat().st_mtime > STALE_S:
-                    stale.unlink()
-        entries = self.entries()
+                if time.time() - stale.stat(follow_symlinks=False).st_mtime > STALE_S:
+                    os.unlink(stale)
+        candidates = self.candidates()
+        if sum(e.nbytes for e in candidates) + coming <= self.limit * FULL:
+            return  # without opening any of them
+        entries = [e for e in candidates if e.is_ours]
         total = sum(e.nbytes for e in entries) + coming
         if total <= self.limit * FULL:
             return
@@ -214,6 +242,15 @@ class DiskStore:
                 return
             remove(entry.path)
             total -= entry.nbytes
+
+
+def listing(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+    """What lies in a folder; nothing where it is none or cannot be read."""
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []
 
 
 def remove(path: Path) -> None:

@@ -18,6 +18,7 @@ from graphdnn.runtime.cache import (
     LOOK,
     STALE_S,
     DiskStore,
+    Entry,
     NullStore,
     default_directory,
     pack,
@@ -120,12 +121,13 @@ def test_what_is_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
 def test_unfinished_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     (tmp_path / "kernel").mkdir()
-    old, young = (atomic(tmp_path / "kernel" / name).part for name in ("old.bin", "young.bin"))
-    for path, age in ((old, STALE_S + 60), (young, 5)):
+    old, young = (atomic(store._path("kernel", name)).part for name in ("old", "young"))
+    foreign = tmp_path / "kernel" / "film.part"
+    for path, age in ((old, STALE_S + 60), (young, 5), (foreign, STALE_S + 60)):
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age,) * 2)
     store.put("kernel", "a", CONTENT)
-    assert (old.exists(), young.exists()) == (False, True)
+    assert (old.exists(), young.exists(), foreign.exists()) == (False, True, True)
 
 
 def test_a_directory_that_cannot_be_written_is_reported_once(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
@@ -172,7 +174,8 @@ def test_an_entry_tells_its_key_without_its_content(store: DiskStore) -> None:
     entry.path.write_bytes(entry.path.read_bytes()[:-1])
     assert store.entries()[0].key() is None
     entry.path.write_bytes(b"GIF89a")
-    assert store.entries()[0].key() is None
+    assert store.entries() == []
+    assert store.candidates()[0].key() is None
     entry.path.unlink()
     assert entry.key() is None
 
@@ -215,6 +218,76 @@ def test_only_files_are_entries(store: DiskStore) -> None:
     (store.directory / "kernel" / "nowhere.bin").symlink_to(store.directory / "gone")
     assert [sound for _, sound in store.verify()] == [True]
     assert store.clear() == 1
+
+
+HEX = "ab" * 32
+FOREIGN = {
+    "another name": "bert/pytorch_model.bin",
+    "in the directory itself": f"{HEX}.bin",
+    "another ending": f"cubin/{HEX}.safetensors",
+    "capitals": f"cubin/{HEX.upper()}.bin",
+    "too long": f"cubin/{HEX}0.bin",
+    "a line end": f"cubin/{HEX}.bin\n",
+    "folder of another form": f"My Models/{HEX}.bin",
+    "deeper": f"cubin/more/{HEX}.bin",
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_what_is_not_named_as_entries_are_is_never_touched(what: str, tmp_path: Path) -> None:
+    """The directory is the user's choice and may be one that holds models."""
+    path = tmp_path / FOREIGN[what]
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_bytes(CONTENT * 10)
+    os.utime(path, (1, 1))
+    store = DiskStore(tmp_path, limit=4000)
+    for number in range(5):
+        store.put("cubin", str(number), CONTENT)
+    assert {e.kind for e in store.entries()} == {"cubin"}
+    assert all(sound for _, sound in store.verify())
+    assert store.clear() > 0
+    assert path.read_bytes() == CONTENT * 10
+
+
+def test_what_is_named_as_entries_are_is_removed_where_it_begins_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "objects" / f"{HEX}.bin"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT * 10)
+    os.utime(path, (1, 1))
+    store = DiskStore(tmp_path, limit=4000)
+    for number in range(8):
+        store.put("cubin", str(number), CONTENT)
+    assert len(store.entries()) >= 2  # what is somebody's own takes no room from them
+    assert store.clear() >= 2
+    assert path.exists()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = DiskStore(tmp_path / "elsewhere")
+    for number in range(4):
+        elsewhere.put("cubin", str(number), CONTENT)
+        os.utime(elsewhere._path("cubin", str(number)), (1, 1))
+    damaged = tmp_path / "elsewhere" / "cubin" / f"{HEX}.bin"
+    damaged.write_bytes(b"")
+    store = DiskStore(tmp_path / "cache", limit=4000)
+    store.put("plan", "a", CONTENT)
+    (store.directory / "linked").symlink_to(tmp_path / "elsewhere" / "cubin")
+    (store.directory / "plan" / f"{HEX}.bin").symlink_to(elsewhere._path("cubin", "0"))
+    for number in range(8):
+        store.put("plan", str(number), CONTENT)
+    assert {e.kind for e in store.entries()} == {"plan"}
+    assert all(sound for _, sound in store.verify())
+    assert 0 < store.clear() < 9
+    assert len(elsewhere.entries()) == 4
+    assert damaged.exists()
+    assert (store.directory / "plan" / f"{HEX}.bin").is_symlink()
+
+
+def test_nothing_is_opened_while_there_is_room(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        DiskStore(store.directory).put("kernel", str(number), CONTENT)
+    monkeypatch.setattr(Entry, "is_ours", property(lambda _: pytest.fail("opened")))
+    store.put("kernel", "another", CONTENT)
 
 
 def test_the_bound_holds_with_large_entries(tmp_path: Path) -> None:
