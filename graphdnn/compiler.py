@@ -17,13 +17,14 @@ from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
 from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError
 from graphdnn.executable import Decided, Executable, Once, Pick
+from graphdnn.fitting import fitted
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.promote import promotions
-from graphdnn.planning import Fixed, Problem, fitted
+from graphdnn.planning import Fixed, Problem
 from graphdnn.report import CompileReport
 from graphdnn.runtime.device import device_for
 from graphdnn.runtime.driver import device_present

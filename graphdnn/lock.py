@@ -17,6 +17,7 @@ from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Decision
 from graphdnn.errors import SavedFileError
 from graphdnn.executable import Decided, Pick
+from graphdnn.fitting import COMPETING
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.tensorfile import atomic
@@ -27,7 +28,6 @@ from graphdnn.saved.manifest import environment
 from graphdnn.saved.records import Strict, read_json, read_record
 from graphdnn.spelling import counted
 from graphdnn.target import Target
-from graphdnn.variants import COMPETING
 
 FORMAT = "graphdnn lock"
 VERSION = 1

@@ -26,16 +26,13 @@ from graphdnn.ir.views import is_free
 from graphdnn.passes.fuse import Proposal, propose
 from graphdnn.passes.pipeline import PassRecord, prepare
 from graphdnn.passes.select import Cover, Offer, select
-from graphdnn.runtime.schedule import Schedule, Step, schedule
+from graphdnn.runtime.schedule import Step
 
 Price = Callable[[str, Region], float]
 """Microseconds of a region by an engine, or whatever else a cover is to have least of."""
 
 Signature = tuple[Op, tuple[tuple[tuple[int, ...], DType], ...]]
 """What an op is applied to, whatever the layouts: operands' shapes and types."""
-
-ROUNDS_OF_SCRATCH = 3
-"""Times that plans are chosen anew with less scratch before another cover is tried."""
 
 
 class Fixed(Protocol):
@@ -78,7 +75,8 @@ class Planned:
     """A graph ready to run: what the passes made of it, what was proposed and chosen, and the plans where they exist.
 
     `whole` are composite nodes that no engine took as they are, asked alone; `left_out` are passes that were left out
-    for the sake of this plan.
+    for the sake of this plan, `spared` those of them that were for memory's sake.  `scratch` is what each plan was
+    allowed to take, where that follows from `memory_limit`.
     """
 
     prepared: Graph
@@ -88,6 +86,8 @@ class Planned:
     plans: dict[Region, Chosen]
     whole: tuple[Region, ...]
     left_out: tuple[str, ...] = ()
+    spared: tuple[str, ...] = ()
+    scratch: int | None = None
 
 
 def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | None = None) -> Planned:
@@ -235,43 +235,3 @@ def steps_of(made: Planned, desk: Desk) -> list[Step]:
         assert isinstance(answer, Support)
         steps.append(Step(offer.region, None, answer.workspace_bytes, answer.in_place))
     return steps
-
-
-def fitted(problem: Problem, left_out: tuple[str, ...] = ()) -> tuple[Planned, Schedule]:
-    """The plan and its schedule within `memory_limit`: with less scratch, else with a cover that writes less.
-
-    Raises CompileError naming the least that was found to do, where that is more; another cover may do with less.
-    """
-    desk, limit = problem.desk, problem.options.memory_limit
-    made = planned(problem, left_out)
-    placed = schedule(made.prepared, steps_of(made, desk))
-    if limit is None or placed.arena_bytes <= limit:
-        return made, placed
-    least = placed.arena_bytes
-
-    def frugal(engine: str, region: Region) -> float:
-        return 1e-3 * region.written_bytes + 1e-3 * desk.estimate(engine, region)
-
-    for price in (None, frugal):
-        scratch = limit
-        for _ in range(ROUNDS_OF_SCRATCH):
-            desk.allow(limit, scratch)
-            try:
-                made = planned(problem, left_out, price)
-            except CompileError:
-                break
-            steps = steps_of(made, desk)
-            placed = schedule(made.prepared, steps)
-            least = min(least, placed.arena_bytes)
-            if placed.arena_bytes <= limit:
-                return made, placed
-            most = max(s.workspace_bytes for s in steps)
-            bare = schedule(made.prepared, [replace(s, workspace_bytes=0) for s in steps]).arena_bytes
-            if most == 0:
-                break
-            # Packed together, scratch may take more than it adds; then none is left.
-            scratch = room if 0 < (room := limit - bare) < most else 0
-    raise CompileError(
-        f"graph {problem.graph.name} needs an arena of {least} bytes for intermediates and scratch, the smallest that "
-        f"was found; memory_limit is {limit}"
-    )

@@ -64,6 +64,7 @@ class Session:
             return made, placed
         found = fastest(self._problem, made, placed, self._timer, self._memory)
         self.effects = found.effects
+        self._problem.desk.allow(self._problem.options.memory_limit, found.made.scratch)
         return found.made, found.placed
 
 
@@ -88,6 +89,10 @@ def effects_of(problem: Problem, session: Session | None, made: Planned) -> tupl
         effects.append(
             f"memory_limit={options.memory_limit} allowed a plan {counted(desk.limits.scratch, 'byte')} of scratch"
         )
-    if made.left_out:
-        effects.append(f"left out for speed: {', '.join(made.left_out)}")
+    for purpose, names in (
+        ("speed", [n for n in made.left_out if n not in made.spared]),
+        (f"memory_limit={options.memory_limit}", made.spared),
+    ):
+        if names:
+            effects.append(f"left out for {purpose}: {', '.join(names)}")
     return tuple(effects)

@@ -8,11 +8,9 @@ from typing import Protocol
 
 from graphdnn.engines.remember import Memory
 from graphdnn.errors import CompileError, ContextLostError, ExecutionError, OutOfMemoryError
-from graphdnn.planning import Planned, Problem, fitted
+from graphdnn.fitting import COMPETING, fitted
+from graphdnn.planning import Planned, Problem
 from graphdnn.runtime.schedule import Schedule
-
-COMPETING = ("sink", "merge", "pad", "layout")
-"""Passes that may be left out for speed; the others always save work, or are needed."""
 
 MARGIN = 0.99
 """A variant must be faster than this part of the whole graph's time, else chance decides."""

@@ -71,7 +71,7 @@ class Desk:
     _answers: dict[str, dict[str, Support | Decline]] = field(default_factory=dict)
     _asked: dict[str, Region] = field(default_factory=dict)
     _offered: dict[tuple[str, str], Support] = field(default_factory=dict)
-    _plans: dict[tuple[str, str], Chosen | Refused] = field(default_factory=dict)
+    _plans: dict[tuple[str, str], dict[int | None, Chosen | Refused]] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,8 +95,7 @@ class Desk:
     @property
     def allowed(self) -> Policy:
         """The policy with no more scratch than is left: engines that can do with less are to say what that costs."""
-        limits = [n for n in (self.limits.workspace, self.limits.scratch) if n is not None]
-        return replace(self.policy, workspace_limit=min(limits, default=None))
+        return replace(self.policy, workspace_limit=self.limits.most_scratch)
 
     def _ask(self, engine: Engine, region: Region) -> Support | Decline:
         answer = engine.supports(region, self.target, self.allowed)
@@ -155,7 +154,7 @@ class Desk:
 
     def tried(self, engine_name: str, region: Region) -> tuple[Tried, ...]:
         """The concrete plans of an engine for a region and what became of them; none where none was asked for."""
-        found = self._plans.get((engine_name, region.key))
+        found = self._settled(engine_name, region.key)
         if found:
             return found.tried
         outcome = self._outcomes.get(region.key)
@@ -165,23 +164,36 @@ class Desk:
         """What the engines' plans turned out to be, in place of what the engines said of this region."""
         self._answers[region.key] = dict(answers)
 
-    def allow(self, memory: int, scratch: int) -> None:
+    def allow(
+        self, memory: int | None, scratch: int | None = None, arenas: tuple[tuple[int | None, int], ...] | None = None
+    ) -> None:
         """Allows plans no more than `scratch` bytes, since `memory` bytes is all that the arena may take.
 
-        Engines are asked anew, and plans weighed anew.
+        Engines are asked anew, and plans weighed anew.  `arenas` are those that were too large, as Limits has them.
         """
-        self.limits = replace(self.limits, memory=memory, scratch=scratch)
+        before = self.limits
+        arenas = before.arenas if arenas is None else arenas
+        self.limits = replace(before, memory=memory, scratch=scratch, arenas=arenas)
+        if self.limits == before or (scratch is None and before.scratch is None):
+            return
         by_name = {e.name: e for e in self.engines}
         for engine, key in list(self._offered):
             now = self._answers[key].get(engine)
             if isinstance(now, Support) or (now is not None and now.code is Code.OPTION):
-                self._answers[key][engine] = self._ask(by_name[engine], self._asked[key])
-        for place, found in list(self._plans.items()):
-            if isinstance(found, Refused) or found.candidate.workspace_bytes > scratch:
-                del self._plans[place]
+                found = self._settled(engine, key)
+                asked = self._ask(by_name[engine], self._asked[key])
+                self._answers[key][engine] = found.decline if isinstance(found, Refused) else asked
         for key, outcome in self._outcomes.items():
             outcome.allow(self.limits)
             self._answers[key].update(outcome.refused)
+
+    def _settled(self, engine: str, key: str) -> Chosen | Refused | None:
+        """What an engine's plans came to within the scratch that is left: where one was chosen among more, it stays."""
+        found, scratch = self._plans.get((engine, key), {}), self.limits.scratch
+        if scratch is None or scratch in found:
+            return found.get(scratch)
+        more = (f for n, f in found.items() if (n is None or n > scratch) and isinstance(f, Chosen))
+        return next((f for f in more if f.candidate.workspace_bytes <= scratch), None)
 
     def tune(self, regions: Sequence[Region]) -> None:
         """Times the plans of every engine that takes these regions, each structure once.
@@ -209,7 +221,7 @@ class Desk:
     def is_repeatable(self) -> bool:
         """Whether all that was found holds another time too: nothing failed for a reason of the moment."""
         outcomes = [t for o in self._outcomes.values() for entries in o.tried.values() for t in entries]
-        plans = [t for found in self._plans.values() for t in found.tried]
+        plans = [t for by_scratch in self._plans.values() for found in by_scratch.values() for t in found.tried]
         answers = [a for row in self._answers.values() for a in row.values()]
         refused = any(isinstance(a, Decline) and a.code is Code.TRANSIENT for a in answers)
         return not refused and not any(t.is_transient for t in (*outcomes, *plans))
@@ -229,17 +241,20 @@ class Desk:
 
         Equal regions share one.  Plans are built in several threads and run one after the other, in the order given.
         """
-        fresh = {(e, r.key): r for e, r in wanted if (e, r.key) not in self._plans}
+        fresh = {(e, r.key): r for e, r in wanted if self._settled(e, r.key) is None}
+        done: dict[tuple[str, str], Chosen | Refused] = {}
         by_name = {e.name: e for e in self.engines}
         attempts = {place: Attempt(by_name[place[0]], region, device, self) for place, region in fresh.items()}
         with closing(Pool(min(self.threads, len(attempts)))) as pool:
             firsts = pool.all([a.advance for a in attempts.values()])
         with Ground(device) as ground:
             for (place, attempt), first in zip(attempts.items(), firsts, strict=True):
-                found = self._plans[place] = attempt.settle(first, ground)
+                found = done[place] = attempt.settle(first, ground)
+                self._plans.setdefault(place, {})[self.limits.scratch] = found
                 if isinstance(found, Refused):
                     self._answers[place[1]][place[0]] = found.decline
-        return [self._plans[e, r.key] for e, r in wanted]
+        settled = [done.get((e, r.key)) or self._settled(e, r.key) for e, r in wanted]
+        return [found for found in settled if found is not None]
 
 
 class Attempt:

@@ -35,18 +35,25 @@ watches a process that dies in one of them knows which."""
 @dataclass(frozen=True)
 class Limits:
     """What the options allow a plan: at most `workspace` bytes of scratch, and at most `scratch` where intermediates
-    leave no more of the `memory` that the whole arena may take.  `disabled` are plans, as engine and the beginning of
-    the name: "cudnn:eng8"."""
+    leave no more of the `memory` that the whole arena may take.  `arenas` are larger ones that were planned before,
+    each with the scratch that plans were allowed there.  `disabled` are plans, as engine and the beginning of the name:
+    "cudnn:eng8"."""
 
     workspace: int | None = None
     deterministic: bool = False
     memory: int | None = None
     scratch: int | None = None
+    arenas: tuple[tuple[int | None, int], ...] = ()
     disabled: tuple[str, ...] = ()
 
     @staticmethod
     def of(policy: Policy) -> Limits:
         return Limits(policy.workspace_limit, policy.deterministic)
+
+    @property
+    def most_scratch(self) -> int | None:
+        """Bytes of scratch that a plan may take; None without a limit."""
+        return min((n for n in (self.workspace, self.scratch) if n is not None), default=None)
 
     def excludes(self, workspace_bytes: int, deterministic: bool) -> str:
         """Which option rules such a plan out, in words; empty where none does."""
@@ -76,8 +83,8 @@ class Limits:
             return Fix("options", "deterministic", "True", "False")
         if self.workspace is not None and workspace_bytes > self.workspace:
             return Fix("options", "workspace_limit", str(self.workspace), str(workspace_bytes))
-        more = workspace_bytes - (self.scratch or 0)
-        return Fix("options", "memory_limit", str(self.memory), str((self.memory or 0) + more))
+        enough = [arena for scratch, arena in self.arenas if scratch is None or workspace_bytes <= scratch]
+        return Fix("options", "memory_limit", str(self.memory), str(min(enough, default=workspace_bytes)))
 
 
 @dataclass(frozen=True)

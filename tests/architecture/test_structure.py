@@ -35,6 +35,7 @@ TOP = {
     "lock",
     "plans_view",
     "planning",
+    "fitting",
     "progress",
     "session",
     "variants",

@@ -154,7 +154,7 @@ class TestMemoryLimit:
         g = gd.GraphBuilder("conv")
         x = g.input("x", (8, 64, 28, 28), gd.float16)
         w = g.input("w", (64, 64, 3, 3), gd.float16)
-        graph = g.build({"y": g.relu(g.conv(x, w, padding=1))})
+        graph = g.build({"y": g.relu(g.conv(g.conv(x, w, padding=1), w, padding=1))})
         h200 = gd.Target.named("h200")
         arena = gd.compile(graph, h200).report.arena_bytes
         assert arena

@@ -1,0 +1,174 @@
+"""Within `memory_limit`: plans with less scratch, else a cover that writes less, else a graph without some passes.
+
+What is tried, and in which order, does not depend on the limit: the first that fits is taken.  So the least arena of
+all is the least limit that is met, and the error names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from graphdnn.account import engine_of
+from graphdnn.errors import CompileError
+from graphdnn.ir.region import Region
+from graphdnn.planning import Planned, Price, Problem, planned, steps_of
+from graphdnn.runtime.schedule import Schedule, schedule
+
+COMPETING = ("sink", "merge", "pad", "layout")
+"""Passes that may be left out for speed or memory; the others always save work, or are needed."""
+
+RUNGS = 24
+"""Times that plans are chosen anew with less scratch."""
+
+EXACT = 6
+"""Times that the limit on scratch goes down by the least that matters, before none is allowed."""
+
+REFINED = 6
+"""Times that a limit on scratch between one that fits and one that does not is tried."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to a plan: what is left out for memory, and whether the cover is to write little or to be fast."""
+
+    spared: tuple[str, ...] = ()
+    is_frugal: bool = False
+    exact: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, its schedule, its microseconds (measured or estimated), and the most scratch that a step of it takes."""
+
+    way: Way
+    made: Planned
+    placed: Schedule
+    us: float
+    most: int
+
+
+def fitted(problem: Problem, left_out: tuple[str, ...] = ()) -> tuple[Planned, Schedule]:
+    """The plan and its schedule within `memory_limit`.
+
+    Raises CompileError naming the least limit that is met, where that is more.
+    """
+    limit = problem.options.memory_limit
+    if problem.desk.limits.memory is not None:
+        problem.desk.allow(None)
+    if limit is None:
+        made = planned(problem, left_out)
+        return made, schedule(made.prepared, steps_of(made, problem.desk))
+    search = Search(problem, left_out, limit)
+    found = search.best()
+    return found.made, found.placed
+
+
+class Search:
+    """The plans that were tried for one graph and limit."""
+
+    def __init__(self, problem: Problem, left_out: tuple[str, ...], limit: int) -> None:
+        self.problem = problem
+        self.left_out = left_out
+        self.limit = limit
+        self.least: int | None = None
+        self._last: Found | None = None
+        self._excess: tuple[tuple[int | None, int], ...] = ()
+
+    def best(self) -> Found:
+        """The first plan that fits, with as much scratch as there is room for."""
+        first = self.tried(Way(exact=EXACT), None)
+        if self.fits(first):
+            return first
+        changed = tuple(r.name for r in first.made.records if r.name in COMPETING and r.changes)
+        layout = tuple(n for n in changed if n == "layout")
+        spared = [s for s in dict.fromkeys((layout, changed)) if s]
+        groups = (
+            [first.way],
+            [Way(is_frugal=True), *(Way(s) for s in spared[:1])],
+            [*(Way(s) for s in spared[1:]), *(Way(s, is_frugal=True) for s in spared)],
+        )
+        for ways in groups:
+            fitting = [found for way in ways if (found := self.along(way)) is not None]
+            if fitting:
+                return self.settled(min(fitting, key=lambda f: f.us))
+        raise CompileError(
+            f"graph {self.problem.graph.name} needs an arena of {self.least} bytes for intermediates and scratch, the "
+            f"smallest that was found; memory_limit is {self.limit}"
+        )
+
+    def fits(self, found: Found) -> bool:
+        return found.placed.arena_bytes <= self.limit
+
+    def along(self, way: Way) -> Found | None:
+        """The first plan of a way that fits, or one with more scratch that also does."""
+        before: Found | None = None
+        for found in self.rungs(way):
+            if self.fits(found):
+                return self.refined(found, before.most - 1) if before is not None else found
+            if not way.spared and not way.is_frugal:
+                self._excess = (*self._excess, (found.made.scratch, found.placed.arena_bytes))
+            before = found
+        return None
+
+    def rungs(self, way: Way) -> Iterator[Found]:
+        """Plans with ever less scratch, down to none or to the least that engines can do with."""
+        scratch: int | None = None
+        most, exact = 0, way.exact
+        for number in range(RUNGS):
+            try:
+                found = self.tried(way, scratch)
+            except CompileError:
+                if scratch is None or scratch >= most - 1:
+                    return
+                scratch, exact = most - 1, RUNGS
+                continue
+            yield found
+            most = found.most
+            if not most:
+                return
+            scratch = most - 1 if number < exact else 0
+
+    def refined(self, found: Found, high: int) -> Found:
+        """A faster plan of the same way with more scratch, up to `high` bytes, where one is found that fits too."""
+        low = found.made.scratch or 0
+        for _ in range(REFINED):
+            if low >= high:
+                break
+            middle = (low + high + 1) // 2
+            try:
+                other = self.tried(found.way, middle)
+            except CompileError:
+                break
+            if self.fits(other):
+                low = middle
+                found = other if other.us < found.us else found
+            else:
+                high = min(middle, other.most) - 1
+        return found
+
+    def tried(self, way: Way, scratch: int | None) -> Found:
+        """The plan of a way with so much scratch.  Raises CompileError where there is none."""
+        problem, desk = self.problem, self.problem.desk
+        desk.allow(self.limit, scratch, self._excess)
+
+        def frugal(engine: str, region: Region) -> float:
+            return 1e-3 * region.written_bytes + 1e-3 * desk.estimate(engine, region)
+
+        price: Price | None = frugal if way.is_frugal else None
+        made = planned(problem, tuple(dict.fromkeys((*self.left_out, *way.spared))), price)
+        made = replace(made, spared=way.spared, scratch=scratch)
+        steps = steps_of(made, desk)
+        placed = schedule(made.prepared, steps)
+        self.least = placed.arena_bytes if self.least is None else min(self.least, placed.arena_bytes)
+        us = 0.0
+        for offer in made.cover.picks:
+            engine = engine_of(offer)
+            measured = desk.measured(engine, offer.region)
+            us += desk.estimate(engine, offer.region) if measured is None else measured
+        self._last = Found(way, made, placed, us, max((s.workspace_bytes for s in steps), default=0))
+        return self._last
+
+    def settled(self, found: Found) -> Found:
+        """The same plan, with the desk and all else that follows decisions left as they were when it was made."""
+        return found if found is self._last else self.tried(found.way, found.made.scratch)

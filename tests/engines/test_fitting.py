@@ -1,0 +1,185 @@
+"""memory_limit: the number that an error names is the least limit that is met, and nothing that fits is refused."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from tests.engines.scripted import Act, Clock, Scripted
+
+H200 = gd.Target.named("h200")
+CPU = gd.Target.cpu()
+
+
+def chain(*ops: str) -> gd.Graph:
+    """Ops on a (64, 16) tensor, whose values have 4096 bytes."""
+    g = gd.GraphBuilder("chain")
+    v = g.input("x", (64, 16), gd.float32)
+    for op in ops:
+        v = getattr(g, op)(v)
+    return g.build({"y": v})
+
+
+def convolution() -> gd.Graph:
+    g = gd.GraphBuilder("a6")
+    x = g.input("x", (32, 64, 56, 56), gd.float16)
+    return g.build({"y": g.conv(x, g.input("w", (64, 64, 3, 3), gd.float16), padding=1, name="c")})
+
+
+def perceptron(dtype: gd.DType) -> gd.Graph:
+    g = gd.GraphBuilder("perceptron")
+    v = g.input("x", (64, 256), dtype)
+    for i in range(3):
+        up = g.gelu(g.matmul(v, g.input(f"a{i}", (256, 1024), dtype)))
+        v = g.layer_norm(g.add(v, g.matmul(up, g.input(f"b{i}", (1024, 256), dtype))))
+    return g.build({"y": v})
+
+
+def images() -> gd.Graph:
+    g = gd.GraphBuilder("images")
+    v, channels = g.input("x", (4, 3, 32, 32), gd.float16), 3
+    for i in range(3):
+        v = g.relu(g.conv(v, g.input(f"w{i}", (16, channels, 3, 3), gd.float16), padding=1))
+        channels = 16
+    return g.build({"y": g.max_pool(v, kernel=2)})
+
+
+def skipping() -> gd.Graph:
+    g = gd.GraphBuilder("skipping")
+
+    def w(i: int, *shape: int) -> gd.Value:
+        return g.input(f"w{i}", shape, gd.float16)
+
+    a = g.relu(g.conv(g.input("x", (2, 8, 32, 32), gd.float16), w(0, 8, 8, 3, 3), padding=1))
+    b = g.relu(g.conv(g.max_pool(a, kernel=2), w(1, 16, 8, 3, 3), padding=1))
+    c = g.conv_transpose(b, w(2, 16, 8, 2, 2), stride=2)
+    return g.build({"y": g.conv(g.concat([a, c], axis=1), w(3, 4, 16, 3, 3), padding=1)})
+
+
+def products(dtype: gd.DType = gd.float32) -> gd.Graph:
+    g = gd.GraphBuilder("products")
+    x = g.input("x", (1024, 1024), dtype)
+    for i in range(3):
+        x = g.softmax(g.matmul(x, g.input(f"w{i}", (1024, 1024), dtype)))
+    return g.build({"y": x})
+
+
+def head() -> gd.Graph:
+    g = gd.GraphBuilder("head")
+    m = g.matmul(g.input("x", (64, 8192), gd.float16), g.input("w", (8192, 512), gd.float16), name="score")
+    return g.build({"p": g.softmax(g.add(m, g.input("b", (512,), gd.float16), name="bias"), name="p")})
+
+
+GRAPHS: dict[str, Callable[[], gd.Graph]] = {
+    "convolution": convolution,
+    "perceptron half": lambda: perceptron(gd.float16),
+    "perceptron": lambda: perceptron(gd.float32),
+    "images": images,
+    "skipping": skipping,
+    "products": products,
+    "products half": lambda: products(gd.float16),
+    "head": head,
+    "chain": lambda: chain("softmax", "layer_norm", "softmax"),
+}
+
+
+def compiled(graph: gd.Graph, target: gd.Target | str, limit: int | None, **options: Any) -> gd.CompileReport:
+    return gd.compile(graph, target, gd.CompileOptions(memory_limit=limit, **options)).report
+
+
+def need(graph: gd.Graph, target: gd.Target | str, limit: int, **options: Any) -> int | None:
+    """The number of the error; None where the limit is met."""
+    try:
+        assert compiled(graph, target, limit, **options).arena_bytes <= limit
+    except gd.CompileError as error:
+        return int(re.findall(r"arena of (\d+) bytes", str(error))[0])
+    return None
+
+
+def assert_is_least(graph: gd.Graph, target: gd.Target | str, **options: Any) -> None:
+    least = need(graph, target, 0, **options)
+    if least is not None:
+        assert least > 0
+        assert need(graph, target, least, **options) is None
+        assert need(graph, target, least - 1, **options) == least
+        assert need(graph, target, least // 2, **options) == least
+
+
+@pytest.mark.parametrize("target", [H200, CPU], ids=["h200", "cpu"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_error_names_the_least_limit_that_is_met(name: str, target: gd.Target) -> None:
+    assert_is_least(GRAPHS[name](), target)
+
+
+@pytest.mark.parametrize(
+    "acts",
+    [
+        {"big": Act(1, workspace=1 << 20), "mid": Act(2, workspace=4096)},
+        {"a": Act(workspace=5000), "b": Act(workspace=700), "c": Act(workspace=900)},
+        {f"p{n}": Act(workspace=n * n * 100 + 1) for n in range(20, 0, -1)},
+        {"none": Act(workspace=0), "some": Act(workspace=1)},
+    ],
+)
+@pytest.mark.parametrize("selection", ["heuristic", "autotune", "measure"])
+@pytest.mark.parametrize("ops", [("softmax",), ("softmax", "layer_norm", "softmax")])
+def test_so_it_does_for_plans_of_any_scratch(
+    ops: tuple[str, ...], selection: str, acts: dict[str, Act], clock: Clock, with_engines: Any
+) -> None:
+    with_engines(Scripted("fake", acts, clock, takes=("softmax", "layer_norm")))
+    assert_is_least(chain(*ops), "cpu", selection=selection)
+    if len(ops) == 1:
+        least = -(-min(a.workspace for a in acts.values()) // 256) * 256
+        assert need(chain(*ops), "cpu", max(least - 1, 0)) == (least or None)
+
+
+@pytest.mark.parametrize("target", [H200, CPU], ids=["h200", "cpu"])
+def test_a_graph_that_fits_without_other_layouts_is_not_refused(target: gd.Target) -> None:
+    report = compiled(convolution(), target, 0)
+    assert report.arena_bytes == 0
+    assert "left out for memory_limit=0: layout" in report.effects
+
+
+@pytest.mark.parametrize("limit", [25165823, 20 << 20, 16 << 20, 12 << 20, 8388608])
+def test_a_smaller_workspace_limit_gives_no_faster_cover(limit: int) -> None:
+    graph = products()
+    own = compiled(graph, H200, limit)
+    assert own.arena_bytes <= limit
+    for workspace in (0, 4 << 20, 8 << 20, 12 << 20, 16 << 20):
+        try:
+            other = compiled(graph, H200, limit, workspace_limit=workspace)
+        except gd.CompileError:
+            continue
+        assert own.estimated_us <= other.estimated_us + 1e-9
+
+
+@pytest.mark.parametrize("limit", [8192, 10_000, 12_000])
+def test_a_change_that_is_named_lets_the_plan_in(limit: int, clock: Clock, with_engines: Any) -> None:
+    graph = chain("softmax", "layer_norm", "softmax")
+    greedy = Scripted("greedy", {"fast": Act(1, workspace=1 << 20)}, clock, 1.0, ("softmax", "layer_norm"))
+    modest = Scripted(
+        "modest", {"middle": Act(5, workspace=600), "plain": Act(9)}, clock, 5.0, ("softmax", "layer_norm")
+    )
+    with_engines(greedy, modest)
+    entries = [c for c in compiled(graph, "cpu", limit).candidates if c.engine == "greedy" and c.fix]
+    assert entries
+    for entry in entries:
+        assert entry.fix is not None
+        assert (entry.fix.attribute, entry.fix.before) == ("memory_limit", str(limit))
+        wider = compiled(graph, "cpu", int(entry.fix.after))
+        assert [c.verdict for c in wider.candidates if (c.engine, c.nodes) == (entry.engine, entry.nodes)] == ["chosen"]
+
+
+def test_numbers_are_the_same_within_less_memory() -> None:
+    g = gd.GraphBuilder("small")
+    x, w = g.input("x", (2, 8, 9, 9), gd.float32), g.input("w", (8, 8, 3, 3), gd.float32)
+    graph = g.build({"y": g.softmax(g.conv(x, w, padding=1), axis=1)})
+    rng = np.random.default_rng(0)
+    inputs = {n: rng.standard_normal(v.type.shape).astype(np.float32) for n, v in graph.inputs.items()}
+    free = gd.compile(graph, "cpu")
+    least = need(graph, "cpu", 0) or 0
+    assert least < free.report.arena_bytes
+    tight = gd.compile(graph, "cpu", gd.CompileOptions(memory_limit=least))
+    np.testing.assert_allclose(tight(inputs)["y"], free(inputs)["y"], rtol=1e-5, atol=1e-6)
