@@ -109,9 +109,11 @@ def scratch() -> None:
     for limit in ({"workspace_limit": 0}, {"memory_limit": 0}):
         report = gd.compile(graph, H200, gd.CompileOptions(**limit)).report
         print(f"  {limit}: {report.estimated_us:.1f} us by {report.regions[0].engine}")
+        print("\n".join(f"    {effect}" for effect in report.effects))
         for entry in report.candidates:
-            if entry.verdict == "excluded":
-                print(f"    excluded at {entry.estimated_us:.1f} us: {entry.reason}")
+            cost = entry.reason if entry.verdict == "excluded" else entry.ruled_out
+            if cost:
+                print(f"    {entry.engine}, {entry.verdict} at {entry.estimated_us:.1f} us: {cost}")
 
 
 def missing_fusion() -> None:

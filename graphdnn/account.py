@@ -222,10 +222,22 @@ def accepted(
         nodes=region.origins,
         verdict=verdict,
         reason="" if is_chosen else conflict or "a cheaper cover won",
-        ruled_out=answer.ruled_out,
+        ruled_out=ruled_out(desk, engine, region, answer),
         estimated_us=answer.estimated_us,
         measured_us=desk.measured(engine, region),
         plans=plan_reports(desk, engine, region),
+    )
+
+
+def ruled_out(desk: Desk, engine: str, region: Region, answer: Support) -> str:
+    """What a limit on scratch costs an engine that does with less, in words; nothing where it costs none."""
+    free = desk.freely(engine, region) if desk.limits.most_scratch is not None else None
+    if free is None or free.estimated_us >= answer.estimated_us or not desk.limits.forbids(free.workspace_bytes):
+        return answer.ruled_out
+    limit = desk.limits.loosened(free.workspace_bytes, deterministic=True)
+    return (
+        f"{limit.attribute}={limit.before} rules out {free.workspace_bytes} bytes of scratch, with which {engine} is "
+        f"estimated at {free.estimated_us:.1f} us"
     )
 
 
@@ -255,9 +267,13 @@ def fix_report(answer: Decline) -> FixReport | None:
 
 
 def plan_reports(desk: Desk, engine: str, region: Region) -> tuple[PlanReport, ...]:
+    """Every plan that was tried; those that need too much scratch with what the engine is estimated at with that."""
+    tried = desk.tried(engine, region)
     offered = desk.offered(engine, region)
-    estimated = offered.estimated_us if offered else None
-    return tuple(plan_report(t, estimated) for t in desk.tried(engine, region))
+    limited = any(desk.limits.forbids(t.candidate.workspace_bytes) for t in tried)
+    free = (desk.freely(engine, region) if limited else None) or offered
+    found = ((t, free if desk.limits.forbids(t.candidate.workspace_bytes) else offered) for t in tried)
+    return tuple(plan_report(t, answer.estimated_us if answer else None) for t, answer in found)
 
 
 def plan_report(tried: Tried, estimated_us: float | None) -> PlanReport:
@@ -305,7 +321,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 written_bytes=region.written_bytes,
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
                 last_resort=answer.last_resort,
-                ruled_out=answer.ruled_out,
+                ruled_out=ruled_out(made.desk, engine, region, answer),
                 notes=(*(plan.candidate.notes if plan else answer.notes), *remarks(made.desk, region, answer)),
                 alternatives=tuple(c for c in touching(region) if c.verdict != "chosen"),
             )

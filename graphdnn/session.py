@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
+from graphdnn.account import engine_of, name_of
 from graphdnn.engines.budget import Budget
+from graphdnn.engines.choose import Desk
 from graphdnn.engines.contract import Device
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.engines.remember import Memory
 from graphdnn.engines.tune import Tuner
+from graphdnn.ir.region import Region
 from graphdnn.planning import Planned, Problem
 from graphdnn.progress import watcher
 from graphdnn.runtime.schedule import Schedule
@@ -87,8 +91,9 @@ def effects_of(problem: Problem, session: Session | None, made: Planned) -> tupl
         effects += session.effects
     if desk.limits.scratch is not None:
         effects.append(
-            f"memory_limit={options.memory_limit} allowed a plan {counted(desk.limits.scratch, 'byte')} of scratch"
+            f"memory_limit={options.memory_limit} allowed a plan {counted(desk.limits.left or 0, 'byte')} of scratch"
         )
+    effects += costs_of_limits(desk, made)
     for purpose, names in (
         ("speed", [n for n in made.left_out if n not in made.spared]),
         (f"memory_limit={options.memory_limit}", made.spared),
@@ -96,3 +101,56 @@ def effects_of(problem: Problem, session: Session | None, made: Planned) -> tupl
         if names:
             effects.append(f"left out for {purpose}: {', '.join(names)}")
     return tuple(effects)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a limit on scratch costs a region: the bytes of a better plan, whose it is, and both times."""
+
+    region: Region
+    engine: str
+    nbytes: int
+    us: float
+    instead_us: float
+    is_measured: bool
+
+
+def costs_of_limits(desk: Desk, made: Planned) -> list[str]:
+    """The region that loses most by limits on scratch, in a sentence, and how many others lose something."""
+    if desk.limits.most_scratch is None:
+        return []
+    found = [loss for offer in made.cover.picks if (loss := lost(desk, offer.region, engine_of(offer))) is not None]
+    if not found:
+        return []
+    worst = max(found, key=lambda one: one.instead_us - one.us)
+    fix = desk.limits.loosened(worst.nbytes, deterministic=True)
+    verb = "took" if worst.is_measured else "is estimated at"
+    times = f"{verb} {worst.us:.1f} us instead of {worst.instead_us:.1f}"
+    more = f"; it costs {counted(len(found) - 1, 'other region')} too" if found[1:] else ""
+    return [
+        f"{fix.attribute}={fix.before} rules out {counted(worst.nbytes, 'byte')} of scratch for "
+        f"{name_of(worst.region)}, with which {worst.engine} {times}; to have it: {fix}{more}"
+    ]
+
+
+def lost(desk: Desk, region: Region, chosen: str) -> Loss | None:
+    """The best plan of a region that limits on scratch rule out; None where a better one is allowed."""
+    took, estimate = desk.measured(chosen, region), desk.estimate(chosen, region)
+    losses = []
+    for engine in (e.name for e in desk.engines):
+        free = desk.freely(engine, region)
+        if free is None:
+            continue
+        if took is None and desk.limits.forbids(free.workspace_bytes) and free.estimated_us < estimate:
+            losses.append(Loss(region, engine, free.workspace_bytes, free.estimated_us, estimate, is_measured=False))
+        for tried in desk.tried(engine, region):
+            if tried.verdict == "chosen" and engine == chosen and took is None:
+                break  # the engine ranks what follows lower
+            nbytes = tried.candidate.workspace_bytes
+            if tried.verdict != "excluded" or not desk.limits.forbids(nbytes):
+                continue
+            if tried.measured_us is not None and took is not None and tried.measured_us < took:
+                losses.append(Loss(region, engine, nbytes, tried.measured_us, took, is_measured=True))
+            elif tried.measured_us is None and free.estimated_us <= (took or estimate):
+                losses.append(Loss(region, engine, nbytes, free.estimated_us, took or estimate, is_measured=False))
+    return min(losses, key=lambda one: one.us, default=None)

@@ -71,6 +71,7 @@ class Desk:
     _answers: dict[str, dict[str, Support | Decline]] = field(default_factory=dict)
     _asked: dict[str, Region] = field(default_factory=dict)
     _offered: dict[tuple[str, str], Support] = field(default_factory=dict)
+    _freely: dict[tuple[str, str], Support | None] = field(default_factory=dict)
     _plans: dict[tuple[str, str], dict[int | None, Chosen | Refused]] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
@@ -107,6 +108,15 @@ class Desk:
     def offered(self, engine: str, region: Region) -> Support | None:
         """An engine's "yes" to a region, whatever became of it: an option may have ruled it out, its plans failed."""
         return self._offered.get((engine, region.key))
+
+    def freely(self, engine: str, region: Region) -> Support | None:
+        """An engine's "yes" to a region if plans might take any scratch; None where it says no even then."""
+        place = engine, region.key
+        if place not in self._freely:
+            by_name = {e.name: e for e in self.engines}
+            answer = by_name[engine].supports(region, self.target, replace(self.policy, workspace_limit=None))
+            self._freely[place] = answer if isinstance(answer, Support) else None
+        return self._freely[place]
 
     def cheapest(self, region: Region) -> float | None:
         """Least estimate among the engines that take the region; None where none does."""

@@ -55,12 +55,21 @@ class Limits:
         """Bytes of scratch that a plan may take; None without a limit."""
         return min((n for n in (self.workspace, self.scratch) if n is not None), default=None)
 
+    @property
+    def left(self) -> int | None:
+        """Bytes that a plan may take of the memory for the arena."""
+        return min((n for n in (self.memory, self.scratch) if n is not None), default=None)
+
+    def forbids(self, workspace_bytes: int) -> bool:
+        """Whether so much scratch is too much."""
+        return self.most_scratch is not None and workspace_bytes > self.most_scratch
+
     def excludes(self, workspace_bytes: int, deterministic: bool) -> str:
         """Which option rules such a plan out, in words; empty where none does."""
         if self.workspace is not None and workspace_bytes > self.workspace:
             return f"needs {workspace_bytes} bytes of scratch; workspace_limit is {self.workspace}"
         if self.scratch is not None and workspace_bytes > self.scratch:
-            return f"needs {workspace_bytes} bytes of scratch; memory_limit={self.memory} leaves {self.scratch}"
+            return f"needs {workspace_bytes} bytes of scratch; memory_limit={self.memory} leaves {self.left}"
         if self.deterministic and not deterministic:
             return "gives other bits from run to run; deterministic=True is asked for"
         return ""

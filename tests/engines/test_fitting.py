@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,65 @@ def test_a_change_that_is_named_lets_the_plan_in(limit: int, clock: Clock, with_
         assert (entry.fix.attribute, entry.fix.before) == ("memory_limit", str(limit))
         wider = compiled(graph, "cpu", int(entry.fix.after))
         assert [c.verdict for c in wider.candidates if (c.engine, c.nodes) == (entry.engine, entry.nodes)] == ["chosen"]
+
+
+@pytest.mark.parametrize("option", ["workspace_limit", "memory_limit"])
+@pytest.mark.parametrize("selection", ["heuristic", "autotune"])
+def test_what_a_limit_costs_on_a_described_device_is_said(option: str, selection: Any) -> None:
+    g = gd.GraphBuilder("head")
+    x, w = g.input("x", (64, 8192), gd.float16), g.input("w", (8192, 512), gd.float16)
+    graph = g.build({"y": g.matmul(x, w, name="m")})
+    free = gd.compile(graph, H200, gd.CompileOptions(selection=selection)).report
+    (region,) = free.regions
+    assert region.workspace_bytes > 0
+    assert not [e for e in free.effects if "rules out" in e]
+    report = gd.compile(graph, H200, gd.CompileOptions(**{option: 0, "selection": selection})).report
+    (said,) = [e for e in report.effects if "rules out" in e]
+    assert said.startswith(f"{option}=0 rules out {region.workspace_bytes} bytes of scratch for m, with which cublaslt")
+    assert f"is estimated at {region.estimated_us:.1f} us instead of {report.estimated_us:.1f}" in said
+    (entry,) = [c for c in report.candidates if c.engine == "cublaslt"]
+    assert str(region.workspace_bytes) in entry.ruled_out
+    wider = int(re.findall(rf"change {option} of options from 0 to (\d+)", said)[0])
+    again = gd.compile(graph, H200, gd.CompileOptions(**{option: wider, "selection": selection})).report
+    assert [(r.engine, r.workspace_bytes) for r in again.regions] == [(region.engine, region.workspace_bytes)]
+
+
+@pytest.mark.parametrize("option", ["workspace_limit", "memory_limit"])
+@pytest.mark.parametrize("selection", ["heuristic", "autotune", "measure"])
+def test_what_a_limit_costs_on_this_device_is_said(
+    option: str, selection: Any, clock: Clock, with_engines: Any
+) -> None:
+    with_engines(Scripted("one", {"fast": Act(1, workspace=1 << 20), "plain": Act(9)}, clock, 7.0))
+    report = gd.compile(chain("softmax"), "cpu", gd.CompileOptions(**{option: 0, "selection": selection})).report
+    (said,) = [e for e in report.effects if "rules out" in e]
+    assert said.startswith(f"{option}=0 rules out {1 << 20} bytes of scratch for softmax, with which one ")
+    assert f"change {option} of options from 0 to {1 << 20}" in said
+    fast, plain = report.candidates[0].plans
+    assert (fast.verdict, fast.workspace_bytes, fast.estimated_us) == ("excluded", 1 << 20, 7.0)
+    assert plain.verdict == "chosen"
+    free = gd.compile(chain("softmax"), "cpu", gd.CompileOptions(**{option: 1 << 20, "selection": selection})).report
+    assert not [e for e in free.effects if "rules out" in e]
+
+
+def test_any_engine_is_asked_what_it_would_do_with_more(with_engines: Any, clock: Clock) -> None:
+    class Flexible(Scripted):
+        """Splits its work where there is scratch, and does not say that it would."""
+
+        def supports(self, region: Any, target: Any, policy: Any) -> Any:
+            answer: Any = super().supports(region, target, policy)
+            splits = policy.workspace_limit is None or policy.workspace_limit >= 4096
+            return answer and replace(answer, estimated_us=5.0 if splits else 9.0, workspace_bytes=4096 * splits)
+
+    acts = {"split": Act(5, workspace=4096), "plain": Act(9)}
+    with_engines(Flexible("flexible", acts, clock), Scripted("other", {"x": Act(8)}, clock, 8.0))
+    report = gd.compile(chain("softmax"), "cpu", gd.CompileOptions(workspace_limit=100)).report
+    words = "workspace_limit=100 rules out 4096 bytes of scratch, with which flexible is estimated at 5.0 us"
+    assert [(c.engine, c.verdict, c.ruled_out) for c in report.candidates] == [
+        ("flexible", "slower", words),
+        ("other", "chosen", ""),
+    ]
+    (said,) = report.effects
+    assert "for softmax, with which flexible is estimated at 5.0 us instead of 8.0; to have it" in said
 
 
 def test_numbers_are_the_same_within_less_memory() -> None:

@@ -21,7 +21,9 @@ SAID = {
         r"[1-9]\d* of 1296 results are others",
         "fold did not run",
         r"decided (\d+) of \1 regions; equal bits: True",
-        r"excluded at \d+\.\d us: cublaslt needs [1-9]\d* bytes",
+        r"workspace_limit=0 rules out [1-9]\d* bytes of scratch for \w+, with which cublaslt is estimated at \d",
+        r"memory_limit=0 rules out [1-9]\d* bytes of scratch for \w+, with which cublaslt is estimated at \d",
+        r"cublaslt, slower at \d+\.\d us: memory_limit=0 rules out [1-9]\d* bytes of scratch, with which cublaslt",
         "'precision': 'tf32'}: \\['matmul\\+gelu'\\] in 0",
     ],
 }
