@@ -35,6 +35,8 @@ DIGEST = 32
 LARGEST_HEADER = 1 << 26
 MOST_SECTIONS = 1 << 18
 THREADS = 8
+LARGE = 1 << 16
+"""Bytes of a section from which on its checksum is worth another thread."""
 
 Bytes = bytes | memoryview
 """A section's content."""
@@ -81,8 +83,9 @@ def is_container(path: Path) -> bool:
 def read(path: Path) -> dict[str, Array]:
     """Every section by name, as read-only arrays of bytes, all of them checked.
 
-    Nothing is allocated before the file's own size has confirmed it.  Raises SavedFileError saying what is wrong with
-    the file, OSError where it cannot be opened.
+    Nothing is allocated before the file's own size has confirmed it and the machine's memory has room for it: a file
+    may be sparse and claim any size.  Raises SavedFileError saying what is wrong with the file, OSError where it cannot
+    be opened.
     """
     who = path.name
     if path.exists() and not path.is_file():
@@ -94,16 +97,38 @@ def read(path: Path) -> dict[str, Array]:
         found: dict[str, Array] = {}
         checks = []
         for section in header.sections:
-            content = np.empty(section.size, np.uint8)
+            try:
+                content = np.empty(section.size, np.uint8)
+            except MemoryError:
+                raise SavedFileError(f"{who}: {too_large(section)}; there is not so much memory") from None
             if file.readinto(content.data) != section.size:
                 raise SavedFileError(f"{who}: it ended within section {section.name} while it was read")
             content.flags.writeable = False
             found[section.name] = content
-            checks.append(pool.submit(digest, content.data))
-        for section, check in zip(header.sections, checks, strict=True):
+            if section.size >= LARGE:
+                checks.append((section, pool.submit(digest, content.data)))
+            elif digest(content.data) != section.sha256:
+                raise damaged(who, section)
+        for section, check in checks:
             if check.result() != section.sha256:
-                raise SavedFileError(f"{who}: section {section.name} is damaged: its checksum does not match")
+                raise damaged(who, section)
     return found
+
+
+def damaged(who: str, section: SectionModel) -> SavedFileError:
+    return SavedFileError(f"{who}: section {section.name} is damaged: its checksum does not match")
+
+
+def too_large(section: SectionModel) -> str:
+    return f"section {section.name} takes {section.size} bytes"
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory that this machine has; None where it does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def digest(content: Bytes) -> str:
@@ -129,7 +154,7 @@ def read_header(who: str, file: BinaryIO, available: int) -> tuple[HeaderModel, 
 
 
 def check_sizes(who: str, header: HeaderModel, available: int) -> None:
-    """Raises SavedFileError unless the sections have names of their own and fill the file."""
+    """Raises SavedFileError unless the sections have names of their own, fill the file, and fit into memory."""
     names: set[str] = set()
     for section in header.sections:
         if section.name in names:
@@ -138,3 +163,7 @@ def check_sizes(who: str, header: HeaderModel, available: int) -> None:
     needed = sum(section.size for section in header.sections)
     if needed != available:
         raise SavedFileError(f"{who}: its sections take {needed} bytes, but {available} follow the header")
+    memory = machine_memory()
+    if memory is not None and needed > memory:
+        largest = max(header.sections, key=lambda section: section.size)
+        raise SavedFileError(f"{who}: {too_large(largest)}; this machine has {memory} bytes of memory")

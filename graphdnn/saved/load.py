@@ -6,10 +6,11 @@ compile time.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -40,6 +41,8 @@ from graphdnn.spelling import named_arguments
 from graphdnn.target import Target
 
 THREADS = 8
+NAME = re.compile(r"manifest|report|graph|prepared|plan\.\d{1,9}|constant\.[0-9a-f]{64}")
+"""What sections are called."""
 
 
 @named_arguments()
@@ -71,7 +74,11 @@ def opened(path: Path) -> File:
     kind = kind_of(path) if path.is_dir() or path.is_file() else Kind.EXECUTABLE
     if kind is not Kind.EXECUTABLE:
         raise SavedFileError(f"{path.name}: {SAID[kind]}; a saved executable, as Executable.save writes, is needed")
-    return File(path.name, container.read(path))
+    sections = container.read(path)
+    for name in sections:
+        if not NAME.fullmatch(name):
+            raise SavedFileError(f"{path.name}: section {name} is none of a saved executable")
+    return File(path.name, sections)
 
 
 def graph_in(path: Path) -> Graph:
@@ -85,10 +92,12 @@ class File:
 
     who: str
     sections: Mapping[str, Array]
+    used: set[str] = field(default_factory=set)
 
     def section(self, name: str) -> bytes:
         if name not in self.sections:
             raise SavedFileError(f"{self.who}: section {name} is missing")
+        self.used.add(name)
         return self.sections[name].tobytes()
 
     @cached_property
@@ -113,12 +122,12 @@ class File:
     @cached_property
     def graph(self) -> Graph:
         """The user's graph."""
-        return graph_of(f"{self.who}: graph", self.section("graph"), self.sections)
+        return graph_of(f"{self.who}: graph", self.section("graph"), self.sections, self.used)
 
     @cached_property
     def prepared(self) -> Graph:
         """The graph as the passes left it, with all its constants."""
-        graph = graph_of(f"{self.who}: prepared", self.section("prepared"), self.sections)
+        graph = graph_of(f"{self.who}: prepared", self.section("prepared"), self.sections, self.used)
         for name, payload in graph.payloads.items():
             if not payload.has_data:
                 raise SavedFileError(f"{self.who}: prepared: constant {name} has no section")
@@ -128,12 +137,32 @@ class File:
     def report(self) -> CompileReport:
         return report_of(f"{self.who}: report", self.section("report"))
 
-    def read_rest(self) -> None:
-        """Reads the user's graph, which must be called as the prepared one is, and the report."""
+    def read_rest(self, regions: Sequence[Region]) -> None:
+        """Reads the user's graph, which must be called as the prepared one is, and the report of these regions.
+
+        Raises SavedFileError where they do not fit, or where a section belongs to none of what was read.
+        """
         for what in ("inputs", "states", "outputs"):
             if interface(self.prepared, what) != interface(self.graph, what):
                 raise SavedFileError(f"{self.who}: prepared: its {what} are not those of the graph")
-        _ = self.report
+        if misfit := self.misfit(regions):
+            raise SavedFileError(f"{self.who}: report: {misfit}")
+        for name in self.sections:
+            if name not in self.used:
+                raise SavedFileError(f"{self.who}: section {name} belongs to nothing in it")
+
+    def misfit(self, regions: Sequence[Region]) -> str:
+        """In what the report is another executable's, in words; empty where it is this one's."""
+        if self.report.graph != self.graph.name:
+            return f"it is of graph {self.report.graph[:60]!r}; this one is {self.graph.name[:60]!r}"
+        if len(self.report.regions) != len(regions):
+            return f"it has {len(self.report.regions)} regions; the manifest has {len(regions)}"
+        for said, region, step in zip(self.report.regions, regions, self.manifest.steps, strict=True):
+            plan = self.manifest.plans[step.plan]
+            found = (said.nodes, said.pattern, said.engine, said.plan)
+            if found != (region.origins, region.pattern, plan.engine, plan.name):
+                return f"region {said.name[:60]!r} is not the one that the manifest has in its place"
+        return ""
 
     def regions(self) -> list[Region]:
         """The cover.  Raises SavedFileError unless computing nodes are in one region each, and views in one at most."""
@@ -168,7 +197,7 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
     engines = engines_for(machine.kind, options.disabled_engines)
     desk = Desk(engines, machine, options.policy(), limits=Limits(disabled=options.disabled_plans))
     regions, numbers = file.regions(), [step.plan for step in file.manifest.steps]
-    plans = restored_plans(file, first_regions(file, regions, numbers), desk, device)
+    plans = restored_plans(file, regions, first_regions(file, regions, numbers), desk, device)
     if isinstance(plans, Decline):
         return plans
     chosen = {region: plans[number] for region, number in zip(regions, numbers, strict=True)}
@@ -200,12 +229,17 @@ def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int])
     return [found[number] for number in range(len(found))]
 
 
-def restored_plans(file: File, regions: Sequence[Region], desk: Desk, device: Device) -> list[Chosen] | Decline:
-    """The plans in the manifest's order, each run once on scratch memory, or why one of them does not come back."""
+def restored_plans(
+    file: File, regions: Sequence[Region], firsts: Sequence[Region], desk: Desk, device: Device
+) -> list[Chosen] | Decline:
+    """The plans in the manifest's order, each run once on scratch memory, or why one of them does not come back.
+
+    `firsts` are regions that they run, one each.
+    """
     engines = {engine.name: engine for engine in desk.engines}
     candidates = [
         Candidate(m.engine, region, m.name, m.workspace_bytes, m.precision, m.deterministic, tuple(m.notes))
-        for m, region in zip(file.manifest.plans, regions, strict=True)
+        for m, region in zip(file.manifest.plans, firsts, strict=True)
     ]
     contents = [file.section(f"plan.{number}") for number in range(len(candidates))]
 
@@ -218,7 +252,7 @@ def restored_plans(file: File, regions: Sequence[Region], desk: Desk, device: De
 
     with ThreadPoolExecutor(THREADS) as pool:
         plans = pool.map(again, candidates, contents)
-        file.read_rest()  # while the libraries load the plans
+        file.read_rest(regions)  # while the libraries load the plans
     found = []
     with Ground(device) as ground:
         for candidate, plan, model in zip(candidates, plans, file.manifest.plans, strict=True):

@@ -33,8 +33,11 @@ def document(graph: Graph, sections: MutableMapping[str, Bytes]) -> bytes:
     return model.model_copy(update={"constants": constants}).model_dump_json(exclude_none=True).encode()
 
 
-def graph_of(who: str, content: bytes, sections: Mapping[str, Array]) -> Graph:
-    """The graph of a document with the constants that the sections have.  Raises SavedFileError for a wrong one."""
+def graph_of(who: str, content: bytes, sections: Mapping[str, Array], used: set[str]) -> Graph:
+    """The graph of a document with the constants that the sections have; names of those go into `used`.
+
+    Raises SavedFileError for a wrong document.
+    """
     if len(content) > LONGEST:
         raise SavedFileError(f"{who}: it has {len(content)} bytes of JSON; at most {LONGEST} are read")
     try:
@@ -46,6 +49,7 @@ def graph_of(who: str, content: bytes, sections: Mapping[str, Array]) -> Graph:
     for constant in model.constants:
         held = sections.get(PREFIX + constant.sha256)
         if constant.data is None and held is not None:
+            used.add(PREFIX + constant.sha256)
             type = payloads[constant.name].type
             if len(held) != type.nbytes:
                 raise SavedFileError(

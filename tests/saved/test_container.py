@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,41 @@ def test_forged_headers_are_refused(path: Path, text: bytes, said: str) -> None:
         container.read(forged(path, text))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_a_sparse_file_of_any_size_is_refused_before_memory_is_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1 << 40
+    begin = forged(path, header(section("a", b"", size=size))).stat().st_size
+    try:
+        os.truncate(path, begin + size)
+    except OSError:
+        size = 1 << 33
+        begin = forged(path, header(section("a", b"", size=size))).stat().st_size
+        os.truncate(path, begin + size)
+    monkeypatch.setattr(container, "machine_memory", lambda: 1 << 32)
+    with pytest.raises(SavedFileError, match=f"section a takes {size} bytes; this machine has {1 << 32} bytes"):
+        container.read(path)
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(container, "machine_memory", lambda: None)
+    monkeypatch.setattr(container.np, "empty", full)
+    with pytest.raises(SavedFileError, match=f"section a takes {size} bytes; there is not so much memory"):
+        container.read(path)
+
+
+def test_what_the_machine_has_is_known() -> None:
+    assert (container.machine_memory() or 0) > 1 << 24
+
+
+def test_many_sections_are_read_in_no_time(path: Path) -> None:
+    made = forged(path, header(*(section(f"s{i}", b"") for i in range(100_000))))
+    begin = time.process_time()
+    assert len(container.read(made)) == 100_000
+    assert time.process_time() - begin < 3
 
 
 def test_sections_must_fill_the_file(path: Path) -> None:

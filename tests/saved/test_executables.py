@@ -289,7 +289,7 @@ def first_name(m: dict[str, Any]) -> str:
         ("prepared", lambda m: m["nodes"].reverse(), "prepared: nodes"),
         ("prepared", lambda m: m.update(version=9), "prepared: document: version is 9"),
         ("prepared", lambda m: m["constants"][0].update(sha256="0" * 64), "has no section|another content"),
-        ("prepared", lambda m: m["outputs"].pop("total"), "its outputs are not those of the graph"),
+        ("prepared", lambda m: m["outputs"].pop("total"), "its outputs are not those of the graph|not alike"),
         ("prepared", lambda m: m["inputs"][0]["type"].update(shape=[2**40, 2**40]), "shape"),
         ("graph", lambda m: m["nodes"][0].update(op="system"), "graph: nodes.0"),
         ("graph", lambda m: m["inputs"][0].update(name="z"), "graph: nodes.0"),
@@ -308,6 +308,39 @@ def test_forged_sections_are_refused(exe: gd.Executable, path: Path, section: st
         gd.load(rewritten(path, **{section: change}))
     assert str(caught.value).startswith("model.gdn: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r.update(graph="another"), "it is of graph 'another'; this one is 'block'"),
+        (lambda r: r["regions"].pop(), "it has [0-9]+ regions; the manifest has"),
+        (lambda r: r["regions"].append(r["regions"][0]), "it has [0-9]+ regions; the manifest has"),
+        (lambda r: r["regions"][0].update(pattern="conv"), "is not the one that the manifest has in its place"),
+        (lambda r: r["regions"][0].update(engine="nvrtc"), "is not the one that the manifest has in its place"),
+        (lambda r: r["regions"][0].update(plan="fast"), "is not the one that the manifest has in its place"),
+        (lambda r: r["regions"][0].update(nodes=["elsewhere"]), "is not the one that the manifest has in its place"),
+    ],
+)  # fmt: skip
+def test_a_report_of_another_executable_is_refused(exe: gd.Executable, path: Path, change: Change, said: str) -> None:
+    with pytest.raises(gd.SavedFileError, match=f"model.gdn: report: .*{said}"):
+        gd.load(rewritten(path, report=change))
+
+
+def test_the_whole_report_of_another_graph_is_refused(exe: gd.Executable, path: Path, tmp_path: Path) -> None:
+    g = gd.GraphBuilder("other")
+    gd.compile(g.build({"z": g.relu(g.input("x", (3,), gd.float32))}), "cpu").save(tmp_path / "other.gdn")
+    report = container.read(tmp_path / "other.gdn")["report"].tobytes()
+    with pytest.raises(gd.SavedFileError, match="report: it is of graph 'other'"):
+        gd.load(rewritten(path, report=report))
+
+
+@pytest.mark.parametrize("name", ["more", "plan.99", "plan.x", "constant." + "0" * 64, "plan"])
+def test_sections_that_belong_to_nothing_are_refused(exe: gd.Executable, path: Path, name: str) -> None:
+    sections: dict[str, Any] = {n: c.tobytes() for n, c in container.read(path).items()}
+    container.write(path, {**sections, name: b"abc"})
+    with pytest.raises(gd.SavedFileError, match=f"section {name} (is none of|belongs to nothing)"):
+        gd.load(path)
 
 
 @pytest.mark.parametrize("name", ["manifest", "graph", "prepared", "report", "plan_0"])
