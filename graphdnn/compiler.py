@@ -53,7 +53,7 @@ def compile(
     `lock` that Executable.save_lock wrote, regions, engines and plans are those of that file; what of it does not fit
     is left to the compiler, with a RuntimeWarning and a line in the report's effects.
     Raises CompileError where no cover exists, SetupError where a missing library is the only reason, SavedFileError
-    for a damaged lock.
+    for a damaged lock, or one that is no path of a file.
     """
     if not isinstance(graph, Graph):
         raise CompileError(
@@ -65,16 +65,17 @@ def compile(
     machine, device = resolve(target, chosen_options)
     if lock is None:
         return compile_for(graph, machine, device, chosen_options)
-    return compile_locked(graph, machine, device, chosen_options, Path(lock))
+    return compile_locked(graph, machine, device, chosen_options, lock)
 
 
 def compile_locked(
-    graph: Graph, machine: Target, device: Device | None, options: CompileOptions, path: Path
+    graph: Graph, machine: Target, device: Device | None, options: CompileOptions, path: str | Path
 ) -> Executable:
     """Compiles with what a lock file decides, as far as it fits."""
     from graphdnn.lock import Lock
+    from graphdnn.saved.kinds import path_of
 
-    lock = Lock.of(path, machine, options.model_dump(mode="json"))
+    lock = Lock.of(path_of("compile: lock", path), graph.name, machine, options.model_dump(mode="json"))
     try:
         made = compile_for(graph, machine, device, options, lock)
     except CompileError as error:

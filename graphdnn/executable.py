@@ -118,10 +118,11 @@ class Executable:
         Current values of states are not in it.  Raises ExecutionError for a device that was only described: there are
         no plans to save.
         """
+        from graphdnn.saved.kinds import path_of
         from graphdnn.saved.save import save
 
         self._present()
-        save(self.graph, self.report, self.decided, Path(path))
+        save(self.graph, self.report, self.decided, path_of("save: path", path))
 
     def save_lock(self, path: str | Path) -> None:
         """Writes the regions, engines and plans as text, for `compile(..., lock=path)` to take them again.
@@ -129,8 +130,9 @@ class Executable:
         Of a device that was only described it has the regions and engines.
         """
         from graphdnn.lock import write_lock
+        from graphdnn.saved.kinds import path_of
 
-        write_lock(self.report, self.decided, Path(path))
+        write_lock(self.report, self.decided, path_of("save_lock: path", path))
 
     def __reduce__(self) -> Any:
         raise ExecutionError(

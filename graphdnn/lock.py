@@ -141,17 +141,25 @@ class Lock:
         self.model = model
         self._said: dict[str, None] = {}
         self._misfits: list[str] = []
+        self._kept: dict[tuple[int, str], LockedRegion] = {}
         self._plans: dict[str, Decision] = {}
-        for entry in model.regions:
+        self._follow(model.regions)
+
+    def _follow(self, entries: Iterable[LockedRegion]) -> None:
+        """Decides the plans of these regions and of no others."""
+        self._plans = {}
+        for entry in entries:
             self._plans.setdefault(entry.key, Decision(entry.engine, entry.plan))
 
     @staticmethod
-    def of(path: Path, target: Target, options: dict[str, Any]) -> Lock:
-        """The lock for a machine and options; where the machine is another one nothing of it is taken.
+    def of(path: Path, graph: str, target: Target, options: dict[str, Any]) -> Lock:
+        """The lock for a graph of this name, a machine and options; for another machine nothing of it is taken.
 
         Raises SavedFileError for a damaged file.
         """
         lock = Lock(path.name, read_lock(path))
+        if lock.model.graph != graph:
+            lock._say(f"it was made for graph {lock.model.graph[:60]!r}, and this is {graph[:60]!r}")
         there, here = lock.model.environment, environment(target)
         for name in dict.fromkeys((*there, *here)):
             was, now = there.get(name, "none"), here.get(name, "none")
@@ -165,6 +173,9 @@ class Lock:
             asked, asks = lock.model.options.get(name, usual[name]), options[name]
             if asked != asks:
                 lock._say(f"it was made with the option {name}={asked!r}, and this is {asks!r}; bits may differ")
+        for name in lock.model.options:
+            if name not in NUMBERS:
+                lock._say(f"its option {name[:40]!r} is none that lock files hold; nothing comes of it")
         for name in lock.model.left_out:
             if name not in COMPETING:
                 lock._say(f"the pass {name[:40]!r} cannot be left out")
@@ -182,7 +193,7 @@ class Lock:
         """Takes nothing of the file after all."""
         self._say(why)
         self.model = self.model.model_copy(update={"regions": [], "left_out": []})
-        self._plans, self._misfits = {}, []
+        self._plans, self._misfits, self._kept = {}, [], {}
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -197,14 +208,17 @@ class Lock:
         """The offers that leave the file's regions as they are; those that do not fit are left to the compiler."""
         known = alike(o.region for o in offers)
         by_place = {(o.region.mask, o.payload): o for o in offers}
-        self._misfits = []  # the last cover is the one that counts
+        self._misfits, self._kept = [], {}  # the last cover is the one that counts
         kept: list[Offer] = []
         taken = 0
         for entry in self.model.regions:
             who = f"region {entry.region} ({entry.pattern})"
-            regions = known.get(entry.identity, [])[entry.nth :]
+            same = known.get(entry.identity, [])
+            regions = same[entry.nth :]
             offer = by_place.get((regions[0].mask, entry.engine)) if regions else None
-            if not regions:
+            if same and not regions:
+                self._misfits.append(f"{who} is said to be number {entry.nth} of those alike; here are {len(same)}")
+            elif not regions:
                 self._misfits.append(f"{who} is not in this graph, or no engine takes it")
             elif offer is None:
                 self._misfits.append(f"{who} is not taken by {entry.engine} here")
@@ -213,14 +227,15 @@ class Lock:
             else:
                 taken |= offer.region.mask
                 kept.append(offer)
+                self._kept[offer.region.mask, entry.engine] = entry
+        self._follow(self._kept.values())
         return kept + [o for o in offers if not o.region.mask & taken]
 
     def effects(self, picks: Sequence[Pick]) -> list[str]:
         """What the file came to, for the report: how much of the cover is its own, and what is not."""
-        known = {(entry.identity, entry.engine): entry for entry in self.model.regions}
         followed = 0
         for pick in picks:
-            entry = known.get((identity(pick.region), pick.engine))
+            entry = self._kept.get((pick.region.mask, pick.engine))
             if entry is not None and pick.chosen is not None and entry.plan not in ("", pick.chosen.candidate.name):
                 self._say(
                     f"region {entry.region} runs on {pick.chosen.candidate.name}; {entry.plan} is not usable here"

@@ -78,7 +78,8 @@ def effects_of(problem: Problem, session: Session | None, made: Planned) -> tupl
     effects: list[str] = []
     chosen_by = f'selection="{options.selection}"'
     if options.selection != "heuristic" and options.deterministic:
-        effects.append(f"deterministic=True fixes the choice by heuristics: {chosen_by} timed nothing")
+        by = "heuristics" if problem.fixed is None else "the lock file, and by heuristics where that decides nothing"
+        effects.append(f"deterministic=True fixes the choice by {by}: {chosen_by} timed nothing")
     elif options.selection != "heuristic" and problem.device is None:
         effects.append(f"{desk.target} is not here, so {chosen_by} timed nothing")
     if session is not None:
@@ -94,8 +95,9 @@ def effects_of(problem: Problem, session: Session | None, made: Planned) -> tupl
             f"memory_limit={options.memory_limit} allowed a plan {counted(desk.limits.left or 0, 'byte')} of scratch"
         )
     effects += costs_of_limits(desk, made)
+    timing = "speed" if problem.fixed is None else "speed or memory when the lock file was made"
     for purpose, names in (
-        ("speed", [n for n in made.left_out if n not in made.spared]),
+        (timing, [n for n in made.left_out if n not in made.spared]),
         (f"memory_limit={options.memory_limit}", made.spared),
     ):
         if names:

@@ -212,6 +212,72 @@ def test_another_version_and_options_are_said(path: Path) -> None:
         gd.compile(block(8), target="cpu", options=gd.CompileOptions(precision="tf32"), lock=path)
 
 
+def test_another_graph_and_unknown_options_are_said(path: Path) -> None:
+    made = gd.compile(block(8), target="cpu")
+    made.save_lock(path)
+    edited(path, lambda c: c.update(graph="other"))
+    with pytest.warns(RuntimeWarning, match=f"it was made for graph 'other', and this is '{made.report.graph}'"):
+        again = gd.compile(block(8), target="cpu", lock=path)
+    assert cover(again) == cover(made)
+    made.save_lock(path)
+    edited(path, lambda c: c["options"].update(zzz=1))
+    with pytest.warns(RuntimeWarning, match="its option 'zzz' is none that lock files hold"):
+        again = gd.compile(block(8), target="cpu", lock=path)
+    assert any("'zzz'" in e for e in again.report.effects)
+
+
+@pytest.mark.parametrize("nth", [5, 2**31])
+def test_a_region_that_does_not_fit_is_not_counted(nth: int, path: Path) -> None:
+    gd.compile(block(), target="cpu").save_lock(path)
+    edited(path, lambda c: c["regions"][0].update(nth=nth))
+    with pytest.warns(RuntimeWarning, match=f"is said to be number {nth} of those alike; here are 1"):
+        again = gd.compile(block(), target="cpu", lock=path)
+    count = len(again.report.regions)
+    assert f"decided {count - 1} of {count} region" in again.report.effects[0]
+
+
+def test_its_plan_is_not_taken_either(fake: type[FakeEngine], path: Path) -> None:
+    gd.compile(block(), target="cpu").save_lock(path)
+    edited(path, lambda c: c["regions"][0].update(nth=5, plan="plan1"))
+    with pytest.warns(RuntimeWarning, match="number 5 of those alike"):
+        again = gd.compile(block(), target="cpu", lock=path)
+    assert again.report.regions[0].plan == "plan0"
+
+
+def test_the_lock_is_named_where_it_decides_and_nothing_is_timed(path: Path) -> None:
+    options = gd.CompileOptions(deterministic=True, selection="autotune")
+    gd.compile(block(8), target="cpu", options=options).save_lock(path)
+    first, second = quietly(block(8), path, deterministic=True, selection="autotune").report.effects
+    assert first.startswith("deterministic=True fixes the choice by the lock file, and by heuristics where")
+    assert second.startswith("lock file block.lock.json decided")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (5, "is a int; a str or Path is needed"),
+        (b"/tmp/l.json", "is a bytes; a str or Path is needed"),
+        ("", "is '', which names no file"),
+        ("a\0b", "which names no file"),
+        (Path(), "is '.', which is a folder"),
+        ("/", "is '/', which is a folder"),
+    ],
+)
+def test_what_is_no_path_of_a_file_is_refused(given: Any, said: str) -> None:
+    exe = gd.compile(block(8), target="cpu")
+    for who, call in (
+        ("save_lock: path ", exe.save_lock),
+        ("save: path ", exe.save),
+        ("load: path ", gd.load),
+        ("compile: lock ", lambda lock: gd.compile(block(8), target="cpu", lock=lock)),
+    ):
+        with pytest.raises(gd.SavedFileError) as caught:
+            call(given)
+        assert str(caught.value).startswith(who)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
 def test_an_engine_that_does_not_take_it_is_said(path: Path) -> None:
     gd.compile(block(8), target=H200).save_lock(path)
     edited(path, lambda c: region(c, "sm").update(engine="cublaslt"))

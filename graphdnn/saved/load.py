@@ -32,7 +32,7 @@ from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.saved import container
-from graphdnn.saved.kinds import SAID, Kind, kind_of
+from graphdnn.saved.kinds import SAID, Kind, kind_of, path_of
 from graphdnn.saved.manifest import ManifestModel, difference, environment
 from graphdnn.saved.records import read_record
 from graphdnn.saved.reports import report_of
@@ -54,7 +54,7 @@ def load(path: str | Path, target: str | Target | None = None, *, rebuild: bool 
     RuntimeWarning says why; with rebuild=False that raises.  Raises SavedFileError for a file that is damaged or is no
     saved executable.
     """
-    file = opened(Path(path))
+    file = opened(path_of("load: path", path))
     options = file.options
     machine, device = resolve(file.wanted if target is None else target, options)
     why = difference(file.manifest.environment, environment(machine)) if device else f"{machine} is not here"
