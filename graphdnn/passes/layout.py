@@ -1,8 +1,9 @@
 """Where every value's elements lie: strides for all of them, and `convert` nodes where a reader needs others.
 
-Convolutional parts are channels-last where that costs the fewest converted bytes (layout_images.py); everything else
-follows its operands (layout_rules.py).  Constants are laid out as they are needed, at compile time.  At the end every
-output and every state's next value has memory of its own, with the strides that the caller was promised.
+Convolutional parts are channels-last where that costs the fewest converted bytes (layout_images.py, and in
+layout_choice.py what regions save); everything else follows its operands (layout_rules.py).  Constants are laid out as
+they are needed, at compile time.  At the end every output and every state's next value has memory of its own, with the
+strides that the caller was promised.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ from graphdnn.passes.layout_rules import Layouts, Strides, has_dense_rows, image
 from graphdnn.passes.rewrite import Rewritten
 
 
-def assign_layouts(graph: Graph, channels_last: bool = True) -> Rewritten:
+def assign_layouts(graph: Graph, images: Mapping[Node, bool] | None = None) -> Rewritten:
     """The graph with strides on every value; a second application changes nothing.
 
-    Without `channels_last` every convolutional part is row-major, whatever it costs.
+    `images` says of the nodes of convolutional parts which are channels-last; without it they are where that converts
+    fewest bytes, what keeps nodes from being one region counted.
     """
-    return Assignment(graph, channels_last).run()
+    return Assignment(graph, channels_last_nodes(graph) if images is None else images).run()
 
 
 class Assignment:
     """One run of the pass: values with strides so far, and in whose memory a view lies."""
 
-    def __init__(self, graph: Graph, channels_last: bool = True) -> None:
+    def __init__(self, graph: Graph, images: Mapping[Node, bool]) -> None:
         self.graph = graph
         self.rewriter = Rewriter(graph)
-        self.images = {node: cut and channels_last for node, cut in channels_last_nodes(graph).items()}
+        self.images = images
         self.promised = promised_strides(graph)
         self.changes: list[str] = []
         self.made: dict[tuple[Value, Strides], Value] = {}

@@ -1,20 +1,22 @@
 """Which parts of a graph are channels-last: a minimum cut over the bytes that conversions would move.
 
 Every op on images is on one of two sides.  An edge between the sides costs the bytes of its value, once for each value
-however many read it; a convolution on the row-major side costs twice the bytes it moves, since the library would
-convert inside it and takes less fused with it.
+however many read it.  Behind a convolution or pointwise op it costs as much again where pointwise ops read it: on one
+side they could be one region, and the value would never be in memory.  A convolution on the row-major side costs twice
+the bytes it moves, since the library would convert inside it and takes less fused with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Pad, Slice, Split, WriteSlice
+from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.passes.layout_cut import source_side
@@ -49,8 +51,17 @@ def channels_last_nodes(graph: Graph) -> Mapping[Node, bool]:
 
     All parts are cut at once, since they may share conversions of an input.
     """
+    return network(graph).cut()
+
+
+def least_converted_nodes(graph: Graph) -> Mapping[Node, bool]:
+    """The same by converted bytes alone, whatever could be one region."""
+    return replace(network(graph), joins=False).cut()
+
+
+def network(graph: Graph) -> Network:
     parts = [p for p in image_parts(graph) if any(isinstance(n.op, CONVOLUTIONS) for n in p)]
-    return Network(graph, [n for p in parts for n in p], known_layouts(graph)).cut() if parts else {}
+    return Network(graph, [n for p in parts for n in p], known_layouts(graph) if parts else {})
 
 
 def image_parts(graph: Graph) -> list[list[Node]]:
@@ -87,11 +98,15 @@ def known_layouts(graph: Graph) -> Mapping[Value, TensorType]:
 
 @dataclass
 class Network:
-    """The flow network of some parts: the side of LAST is channels-last, that of MAJOR row-major."""
+    """The flow network of some parts: the side of LAST is channels-last, that of MAJOR row-major.
+
+    With `joins` it counts what it costs that two nodes cannot be one region.
+    """
 
     graph: Graph
     nodes: Sequence[Node]
     known: Mapping[Value, TensorType]
+    joins: bool = True
     edges: dict[tuple[int, int], int | None] = field(default_factory=dict)
     count: int = 0
 
@@ -160,11 +175,33 @@ class Network:
         for reader in dict.fromkeys(readers):
             self.connect(turned, reader, None)
             self.connect(reader, returned, None)
+        if self.joins and maker is not None and home >= 0:
+            self.add_separation(maker, value, [u for u in inside if may_join(maker, u)], place)
         for copier in (place[u] for u in inside if isinstance(u.op, Pad)):
             self.connect(home, copier, COPIED)
             self.connect(copier, home, COPIED)
         self.connect(home, turned, value.type.nbytes)
         self.connect(returned, home, value.type.nbytes)
+
+    def add_separation(self, maker: Node, value: Value, joining: Sequence[Node], place: Mapping[Node, int]) -> None:
+        """What it costs beyond the conversion that these readers cannot be one region with a value's maker: writing the
+        value and reading it, which a conversion costs too; half of that where it is written for others all the same."""
+        if not joining:
+            return
+        home, apart, away = place[maker], self.count, self.count + 1
+        self.count += 2
+        for reader in joining:
+            self.connect(apart, place[reader], None)
+            self.connect(place[reader], away, None)
+        stays = value not in self.graph.escaping and len(joining) == len(self.graph.users[value])
+        saved = value.type.nbytes if stays else value.type.nbytes // 2
+        self.connect(home, apart, saved)
+        self.connect(away, home, saved)
+
+
+def may_join(maker: Node, reader: Node) -> bool:
+    """Whether a reader can be one region with the maker of what it reads, as far as both lie alike."""
+    return isinstance(maker.op, (*CONVOLUTIONS, Elementwise)) and isinstance(reader.op, Elementwise)
 
 
 def side_of(type: TensorType | None) -> int | None:

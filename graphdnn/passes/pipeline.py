@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
@@ -18,7 +19,7 @@ from graphdnn.passes.cleanup import canonicalize, drop_dead
 from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout_choice import apart_layouts, cheapest_layouts, row_major_images
 from graphdnn.passes.masks import masks_as_biases
 from graphdnn.passes.merge import merge_products
 from graphdnn.passes.padding import pad_channels
@@ -49,6 +50,11 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
     Passes may have the same doubt; what one of them asked is answered without asking again.
     """
     ask = asked_once(ask)
+    lay_out: Callable[[Graph], Rewritten] = partial(cheapest_layouts, ask=ask)
+    if "layout" in disabled:
+        lay_out = row_major_images
+    elif "fuse" in disabled:
+        lay_out = apart_layouts
     passes: tuple[tuple[str, Callable[[Graph], Rewritten]], ...] = (
         ("prune", drop_dead),
         ("promote", promote),
@@ -60,7 +66,7 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         ("sink", sink_views),
         ("merge", lambda g: merge_products(g, ask)),
         ("pad", lambda g: pad_channels(g, ask)),
-        ("layout", lambda g: assign_layouts(g, "layout" not in disabled)),
+        ("layout", lay_out),
     )
     records: list[PassRecord] = []
     for name, run in passes:

@@ -101,7 +101,7 @@ def test_n10_what_leaves_is_written(outputs: str, last: bool) -> None:
     assert report.written_bytes >= needed
     assert report.written_bytes == needed or not last
     fused = answers(report, "cudnn", *("yab" if "b" in outputs else "ya"))
-    assert [c.verdict in ("chosen", "slower") for c in fused] == [True] * last
+    assert any(c.verdict in ("chosen", "slower") for c in fused) == last
 
 
 def test_n11_another_mean_gives_another_result(rng: np.random.Generator) -> None:

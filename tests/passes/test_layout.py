@@ -1,6 +1,5 @@
 """Layouts: strides everywhere, the same numbers, conversions only where they must be, and outputs that own memory."""
 
-import itertools
 import time
 
 import numpy as np
@@ -13,8 +12,7 @@ from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.types import Array, TensorType, channels_last, row_major
 from graphdnn.ir.views import is_free, resolve
-from graphdnn.passes.layout import Assignment, assign_layouts
-from graphdnn.passes.layout_images import PENALTY, channels_last_nodes
+from graphdnn.passes.layout import assign_layouts
 from tests.passes.random_graphs import random_graph
 from tests.processes import said_by_every_process
 
@@ -385,67 +383,6 @@ def test_a_state_handed_on_as_another_is_copied() -> None:
     graph = assign_layouts(g.build({"y": g.add(a, b)}, updates={"a": b})).graph
     check_lawful(graph)
     assert len(converts(graph)) == 1
-
-
-def small_images(rng: np.random.Generator) -> Graph:
-    """A few ops on images that grow and shrink, with inputs and outputs in either layout."""
-    g = gd.GraphBuilder()
-
-    def image(name: str, shape: tuple[int, ...]) -> gd.Value:
-        return g.input(name, shape, gd.float32, strides=channels_last(shape) if rng.random() < 0.3 else None)
-
-    c = int(rng.integers(2, 6))
-    pool = [image("a", (2, c, 6, 5)), image("b", (2, c, 1, 5))]
-    for index in range(6):
-        x = pool[int(rng.integers(len(pool)))]
-        kind = rng.random()
-        if kind < 0.25 or index == 3:
-            channels = int(rng.integers(2, 6))
-            w = g.constant(rng.standard_normal((channels, x.type.shape[1], 1, 1)).astype(np.float32))
-            pool.append(g.conv(x, w))
-        elif kind < 0.5:
-            fitting = [v for v in pool if all(m in (1, n) for m, n in zip(v.type.shape, x.type.shape, strict=True))]
-            pool.append(g.add(x, fitting[int(rng.integers(len(fitting)))]))
-        elif kind < 0.6:
-            pool.append(g.relu(x))
-        elif kind < 0.75 and x.type.shape[2] > 3:
-            pool.append(g.max_pool(x, kernel=(3, 1), stride=(3, 1)))
-        elif kind < 0.85:
-            pool.append(g.attention(x, x, x))
-        else:
-            pool.append(g.softmax(x, axis=3))
-    outputs = {f"y{i}": v for i, v in enumerate(pool[-2:])}
-    strides = {n: channels_last(v.type.shape) for n, v in outputs.items() if rng.random() < 0.4}
-    return g.build(outputs, strides=strides)
-
-
-def cost(graph: Graph, images: dict[Node, bool]) -> int:
-    """Bytes converted when these nodes are channels-last, and what row-major convolutions cost."""
-    assignment = Assignment(graph)
-    assignment.images = images
-    done = assignment.run().graph
-    total = sum(n.result.type.nbytes for n in converts(done))
-    for node, is_last in images.items():
-        x, y = node.operands[0].type, node.result.type
-        if isinstance(node.op, Conv) and not is_last:
-            total += PENALTY * (x.nbytes + y.nbytes)
-        if node.op.label == "softmax" and is_last:
-            total += x.nbytes
-    return total
-
-
-@pytest.mark.parametrize("case", range(40))
-def test_no_other_choice_converts_fewer_bytes(case: int, rng: np.random.Generator) -> None:
-    graph = small_images(rng)
-    chosen = dict(channels_last_nodes(graph))
-    best = min(
-        (
-            cost(graph, dict(zip(chosen, sides, strict=True)))
-            for sides in itertools.product((True, False), repeat=len(chosen))
-        ),
-        default=0,
-    )
-    assert cost(graph, chosen) == best
 
 
 def test_wide_types_of_layouts_are_told_apart() -> None:
