@@ -228,6 +228,12 @@ def test_norms(length: int, device: CudaDevice, rng: Rng) -> None:
                 check(device, norm((5, 7, length), dtype, rms=rms), rng)
 
 
+def test_axes_of_extent_1_make_no_difference(device: CudaDevice, rng: Rng) -> None:
+    for rms in (False, True):
+        check(device, norm((35, 128, 1, 1), rms=rms, axes=(1,)), rng)
+        check(device, norm((1, 5, 1, 128), rms=rms, axes=(0, 3), finish=lambda g, y: g.relu(y)), rng)
+
+
 def test_norm_chains(device: CudaDevice, rng: Rng) -> None:
     for dtype in (gd.float16, gd.bfloat16):
         sums = norm(

@@ -90,11 +90,34 @@ def frames(anatomy: Anatomy) -> Iterator[Frame]:
         yield Matrix()
     elif anatomy.has(*ROW_NORMS):
         first = next(n for n in region.nodes if isinstance(n.op, ROW_NORMS))
-        assert isinstance(first.op, LayerNorm | RmsNorm)
-        yield Rows(first.op.axes[0])
+        yield Rows(first_of_row(first))
     else:
         rank = max((v.type.rank for n in region.nodes for v in n.results), default=0)
         yield Matrix() if rank < 4 else Spatial(rank)
+
+
+def long_axes(norm: Node) -> Ints:
+    """The axes of more than one element that a row norm runs over; the others make no difference."""
+    assert isinstance(norm.op, LayerNorm | RmsNorm)
+    return tuple(a for a in norm.op.axes if norm.operands[0].type.shape[a] > 1)
+
+
+def first_of_row(norm: Node) -> int:
+    """The first axis of what a norm takes as a row, where it is over the last axes."""
+    assert isinstance(norm.op, LayerNorm | RmsNorm)
+    return next(iter(long_axes(norm)), norm.op.axes[0])
+
+
+def row_length(norm: Node) -> int:
+    """Elements that a norm takes together."""
+    return prod(norm.operands[0].type.shape[a] for a in long_axes(norm))
+
+
+def is_over_last_axes(norm: Node) -> bool:
+    """Whether behind the first axis of a row there is nothing that counts rows."""
+    shape = norm.operands[0].type.shape
+    behind = tuple(a for a in range(first_of_row(norm), len(shape)) if shape[a] > 1)
+    return behind == long_axes(norm)
 
 
 def misfit(region: Region, frame: Frame) -> Decline | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from graphdnn.engines.contract import Policy, Support
-from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy
+from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy, row_length
 from graphdnn.engines.cudnn.limits import convolution_class, ieee_float32, lies_channels_last
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.attention import Attention
@@ -239,7 +239,7 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
             arithmetic += tiled_us(product_of(node), target, matrix_rate(node, target, policy))
         elif isinstance(node.op, Attention):
             arithmetic += attention_us(node, target)
-        elif isinstance(node.op, LayerNorm | RmsNorm) and prod(node.operands[0].type.shape[node.op.axes[0] :]) % 64:
+        elif isinstance(node.op, LayerNorm | RmsNorm) and row_length(node) % 64:
             reach *= ODD_ROWS
     is_double = len(anatomy.anchors) == 2
     if is_double:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import prod
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Policy
-from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy
+from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy, is_over_last_axes, row_length
 from graphdnn.engines.cudnn.frames import KNOWN, Ints, is_channels_last
 from graphdnn.engines.cudnn.rules.pointwise import BRANCHING, TWO_SIDED
 from graphdnn.engines.cudnn.tables import IEEE
@@ -188,7 +187,7 @@ def row_norm(anatomy: Anatomy, policy: Policy) -> Decline | None:
     wanted = ("scale", "bias") if isinstance(op, LayerNorm) else ("scale",)
     if op.affine != wanted:
         return Decline(Code.ATTRIBUTE, f"{node}: cuDNN needs {' and '.join(wanted)} for it")
-    if op.axes != tuple(range(op.axes[0], x.rank)):
+    if not is_over_last_axes(node):
         return Decline(Code.ATTRIBUTE, f"{node}: runs over axes {op.axes} of {x}; cuDNN takes the last axes only")
     problem = dense_rows(anatomy, node)
     return fused_norm(anatomy, node) if problem is None else problem
@@ -208,9 +207,7 @@ def fused_norm(anatomy: Anatomy, node: Node) -> Decline | None:
     """With pointwise work around it: rows of a multiple of 64, one element type all through."""
     if not anatomy.pointwise:
         return None
-    op, x = node.op, node.operands[0].type
-    assert isinstance(op, LayerNorm | RmsNorm)
-    length = prod(x.shape[op.axes[0] :])
+    x, length = node.operands[0].type, row_length(node)
     if length % FUSED_NORM_MULTIPLE:
         after = -(-length // FUSED_NORM_MULTIPLE) * FUSED_NORM_MULTIPLE
         return Decline(

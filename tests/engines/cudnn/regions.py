@@ -68,13 +68,16 @@ def norm(
     before: Finish = lambda g, x: x,
     finish: Finish = lambda g, y: y,
     rms: bool = False,
+    axes: Ints = (-1,),
 ) -> Region:
-    """A norm over the last axis between `before` and `finish`."""
+    """A norm over the last axis, or over `axes`, between `before` and `finish`."""
     g = gd.GraphBuilder("norm")
     x = before(g, g.input("x", shape, dtype))
     assert isinstance(x, Value)
-    scale = g.input("scale", shape[-1:], parameters or dtype)
-    y = g.rms_norm(x, scale) if rms else g.layer_norm(x, scale, g.input("shift", shape[-1:], parameters or dtype))
+    row = tuple(shape[a] for a in axes)
+    scale = g.input("scale", row, parameters or dtype)
+    shift = () if rms else (g.input("shift", row, parameters or dtype),)
+    y = g.rms_norm(x, scale, axes=axes) if rms else g.layer_norm(x, scale, *shift, axes=axes)
     return closed(g, finish(g, y), row_major)
 
 

@@ -85,6 +85,12 @@ TAKEN = {
     "layer norm, float32": norm(dtype=gd.float32),
     "layer norm, float32 parameters": norm(parameters=gd.float32),
     "rms norm, residual": norm(rms=True, before=lambda g, x: residual(g, x, (5, 7, 128))),
+    "layer norm, nothing behind its axis": norm((35, 128, 1, 1), axes=(1,)),
+    "layer norm, one row, gaps of extent 1": norm((1, 128, 1, 64), axes=(0, 1, 3)),
+    "rms norm, nothing behind its axis, residual": norm(
+        (35, 128, 1, 1), rms=True, axes=(1,), before=lambda g, x: residual(g, x, (35, 128, 1, 1))
+    ),
+    "rms norm, an axis of extent 1 before its rows": norm((1, 5, 1, 128), rms=True, axes=(0, 3)),
     "norm, chain behind": norm(finish=lambda g, y: g.mul(g.relu(y), 0.5)),
     "attention": attention(),
     "attention, causal": attention(causal="top_left"),
@@ -122,6 +128,11 @@ REFUSED: dict[str, tuple[Region, Code]] = {
     "softmax behind": (product(finish=lambda g, y: g.softmax(y)), Code.OP),
     "float32 product": (product(dtype=gd.float32), Code.PRECISION),
     "batches that cross": (product((3, 1, 23, 40), (1, 5, 40, 33)), Code.BROADCAST),
+    "rows counted behind its axis": (norm((5, 128, 1, 2), axes=(1,)), Code.ATTRIBUTE),
+    "odd rows fused, axes of extent 1": (
+        norm((1, 5, 33, 1), axes=(0, 2), finish=lambda g, y: g.relu(y)),
+        Code.ALIGNMENT,
+    ),
     "odd rows fused": (norm((5, 7, 33), finish=lambda g, y: g.relu(y)), Code.ALIGNMENT),
     "mixed types fused": (norm(parameters=gd.float32, finish=lambda g, y: g.relu(y)), Code.DTYPE),
     "branch behind a norm": (norm(finish=lambda g, y: g.mul(y, g.sigmoid(y))), Code.PATTERN),
