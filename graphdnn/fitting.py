@@ -105,7 +105,7 @@ class Search:
         before: Found | None = None
         for found in self.rungs(way):
             if self.fits(found):
-                return self.refined(found, before.most - 1) if before is not None else found
+                return found if before is None else self.refined(found, min(before.most - 1, self.limit))
             if not way.spared and not way.is_frugal:
                 self._excess = (*self._excess, (found.made.scratch, found.placed.arena_bytes))
             before = found
