@@ -108,6 +108,9 @@ def element_types(question: Question) -> Decline | None:
         if isinstance(node.op, Cast) and not (node.operands[0].type.dtype.is_float and node.op.target.is_float):
             fix = Fix(node.name, "dtype", node.op.dtype, "float16")
             return Decline(Code.DTYPE, f"{node}: cuDNN casts between float types only, not to {node.op.dtype}", fix)
+        if isinstance(node.op, Cast) and node.op.dtype not in FLOATS:
+            fix = Fix(node.name, "dtype", node.op.dtype, "float32")
+            return Decline(Code.DTYPE, f"{node}: what follows is in {node.op.dtype}; cuDNN computes in float32", fix)
     return None
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.answers import remembered
+from graphdnn.engines.arithmetic import arithmetic_words
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.environment import environment
 from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows, transposed
 from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
 from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
-from graphdnn.engines.nvrtc.recipe import Family, Recipe, arithmetic
+from graphdnn.engines.nvrtc.recipe import Family, Recipe
 from graphdnn.engines.nvrtc.support import machine_declines, region_declines
 from graphdnn.engines.saved import damaged, identity, pack, unnamed, unpack
 from graphdnn.ir.op import Op
@@ -60,12 +61,6 @@ def recipes(family: Family, region: Region, target: Target) -> tuple[Recipe, ...
     return (family.generate(region, target), *family.others(region, target))
 
 
-def anchor_type(region: Region) -> str:
-    """What the report says about the arithmetic: by the first operand of the first op that is not pointwise."""
-    anchors = [n for n in region.nodes if not isinstance(n.op, Elementwise)] or list(region.nodes)
-    return arithmetic((anchors[0].operands or anchors[0].results)[0].type.dtype)
-
-
 class NvrtcEngine:
     """Generates one kernel or a few for a region; the text depends on the region and the target alone."""
 
@@ -88,7 +83,7 @@ class NvrtcEngine:
         recipe = family.generate(region, target)
         return Support(
             family.estimate(region, target),
-            anchor_type(region),
+            arithmetic_words(region),
             kernels=len(recipe.kernels),
             workspace_bytes=recipe.workspace_bytes,
             last_resort=family.last_resort,

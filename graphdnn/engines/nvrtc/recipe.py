@@ -16,7 +16,6 @@ from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DType
 from graphdnn.target import Target
 
 
@@ -154,8 +153,3 @@ def parameters(region: Region, in_place: Pairs = ()) -> str:
         f"{v.type.dtype.text}*" for v in region.outputs
     ]
     return ", ".join(f"{text}{'' if i in shared else ' __restrict__'} p{i}" for i, text in enumerate(declared))
-
-
-def arithmetic(dtype: DType) -> str:
-    """What a report says about the arithmetic on a type."""
-    return dtype.name if dtype.compute == dtype else f"{dtype.name} in, {dtype.compute.name} arithmetic"

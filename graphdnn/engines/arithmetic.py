@@ -1,0 +1,52 @@
+"""What types a region's arithmetic is done in, for reports and for limits of libraries."""
+
+from __future__ import annotations
+
+from graphdnn.ir.graph import Node
+from graphdnn.ir.op import Op
+from graphdnn.ir.ops.attention import Attention
+from graphdnn.ir.ops.linear import Conv, MatMul
+from graphdnn.ir.ops.norm import Norm
+from graphdnn.ir.ops.pointwise import Cast, Elementwise, Select
+from graphdnn.ir.ops.pool import Pool
+from graphdnn.ir.ops.reduction import Reduce
+from graphdnn.ir.ops.softmax import Softmax
+from graphdnn.ir.ops.transposed import ConvTranspose
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import DType
+
+COMPUTES: tuple[type[Op], ...] = (Elementwise, Conv, ConvTranspose, MatMul, Norm, Softmax, Reduce, Pool, Attention)
+MOVES: tuple[type[Op], ...] = (Cast, Select)
+"""Pointwise, and yet no arithmetic: what they give is one of their operands, rounded perhaps."""
+
+
+def computes(node: Node) -> bool:
+    return isinstance(node.op, COMPUTES) and not isinstance(node.op, MOVES)
+
+
+def compute_type(node: Node) -> DType:
+    """The widest type that a node's arithmetic is in: floats before integers, sums of integers in their result's."""
+    types = {t.dtype.compute for t in (*node.operand_types, *node.result_types)}
+    return max(types, key=rank_of)
+
+
+def compute_types(region: Region) -> tuple[DType, ...]:
+    """The types of a region's arithmetic, widest first; none where it only moves and rounds."""
+    found = {compute_type(n) for n in region.nodes if computes(n)}
+    return tuple(sorted(found, key=rank_of, reverse=True))
+
+
+def rank_of(dtype: DType) -> tuple[bool, bool, int, str]:
+    return dtype.is_float, dtype.is_integer, dtype.bits, dtype.name
+
+
+def arithmetic_words(region: Region) -> str:
+    """What a report says: the type of the arithmetic, or several; of a region that only moves data, its type."""
+    types = [t for t in compute_types(region) if t.is_float] or list(compute_types(region)[:1])
+    if not types:
+        return region.nodes[-1].result_types[0].dtype.name
+    words = " and ".join(t.name for t in types)
+    anchors = [n for n in region.nodes if computes(n) and not isinstance(n.op, Elementwise)]
+    first = next(iter(anchors), next(n for n in region.nodes if computes(n)))
+    read = (first.operand_types or first.result_types)[0].dtype
+    return words if not read.is_float or read.compute == read else f"{read.name} in, {words} arithmetic"
