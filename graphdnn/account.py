@@ -16,6 +16,7 @@ from graphdnn.engines.contract import Support
 from graphdnn.engines.trial import Tried
 from graphdnn.engines.tune import floor_us
 from graphdnn.ir.graph import Graph, Node, Value
+from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.passes.fuse import Proposal
@@ -98,6 +99,17 @@ class Decisions:
         return {name: meant for name, meant in names.items() if name not in known}
 
     @cached_property
+    def user_ops(self) -> dict[str, type[Op]]:
+        """What each of the user's nodes is."""
+        return {n.name: type(n.op) for n in self.graph.nodes}
+
+    @cached_property
+    def spread(self) -> frozenset[str]:
+        """The user's nodes whose work several nodes do."""
+        shares = Counter(origin for n in self.prepared.nodes for origin in n.origins)
+        return frozenset(name for name, count in shares.items() if count > 1)
+
+    @cached_property
     def foreign_names(self) -> set[str]:
         """Sources that passes made: constants that were folded or spelled out."""
         graphs = {self.prepared, *(r.graph for r in self.expanded)}
@@ -148,7 +160,7 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
                 entry = accepted(id, engine, region, answer, made.desk, key in chosen, conflicts.get(key))
             else:
                 own = own_answer(made.desk, engine, region, answer)
-                entry = refused(id, engine, region, in_user_words(made, own), made.desk)
+                entry = refused(id, engine, region, in_user_words(made, own, region), made.desk)
             candidates.append((region, entry))
     return candidates
 
@@ -178,16 +190,31 @@ def names_nothing(answer: Decline) -> bool:
     return answer.fix is None and "%" not in answer.reason
 
 
-def in_user_words(made: Decisions, answer: Decline) -> Decline:
-    """A "no" that names the user's nodes where it names those that passes made of them."""
+def in_user_words(made: Decisions, answer: Decline, region: Region) -> Decline:
+    """A "no" that names the user's nodes where it names those that passes made of them.
+
+    What it would take to change a part of an expansion is no change of the user's node, and so no fix.
+    """
     if names_nothing(answer):
         return answer
+    if answer.fix is not None and is_part(made, answer.fix.target, region):
+        answer = replace(answer, code=Code.PATTERN, fix=None)
     names = made.user_names
     reason = NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", answer.reason)
     fix = answer.fix and replace(answer.fix, target=names.get(answer.fix.target, answer.fix.target))
     if fix is not None and fix.target in made.foreign_names:
         fix = None  # nobody can change what a pass made
     return replace(answer, reason=reason, fix=fix)
+
+
+def is_part(made: Decisions, name: str, region: Region) -> bool:
+    """Whether a node or value of this name is one of several that do the work of a user's node, and not that node."""
+    makers = (region.graph.producer.get(v) for v in region.inputs)
+    near = (*region.nodes, *(n for n in makers if n is not None))
+    node = next((n for n in near if name in (n.name, *(v.name for v in n.results))), None)
+    if node is None or type(node.op).expand is not Op.expand or made.user_ops.get(node.name) is type(node.op):
+        return False
+    return not made.spread.isdisjoint(node.origins)
 
 
 def engine_of(offer: Offer) -> str:

@@ -19,6 +19,7 @@ from graphdnn.engines.contract import Support
 from graphdnn.engines.cudnn.engine import CudnnEngine
 from graphdnn.explain import explain
 from graphdnn.ir.graph import Graph
+from graphdnn.ir.types import DType
 from graphdnn.passes.pipeline import OPTIONAL_PASSES
 from graphdnn.report import CompileReport, Verdict
 from tests.ir.samples import SAMPLES, Sample
@@ -260,3 +261,26 @@ def test_a_composite_that_nobody_takes_whole_is_listed_with_the_reasons() -> Non
         assert whole["cudnn"].fix.sentence == f"change dtype of {name} from float32 to float16"
         assert all(whole["cudnn"] in r.alternatives for r in report.regions if name in r.nodes)
     assert explain(report).count("to have it: change dtype of left from float32 to float16") == 1
+
+
+@pytest.mark.parametrize(("dtype", "features"), [(gd.float16, 7), (gd.float16, 36), (gd.float32, 7), (gd.float32, 264)])
+def test_no_fix_is_about_a_part_of_an_expansion(dtype: DType, features: int) -> None:
+    """The cast at an expansion's end is no choice of the user's; what is proposed is about the attention itself."""
+    g = gd.GraphBuilder("heads")
+    q, k, v = (g.input(n, (1, 2, 64, features), dtype) for n in "qkv")
+    graph = g.build({"y": g.attention(q, k, v, name="att")})
+    report = h200_report(graph)
+    about = {(c.engine, c.pattern) for c in report.candidates if c.fix is not None and c.fix.target == "att"}
+    assert about == ({("cudnn", "attention")} if dtype == gd.float16 else set())
+    check_fixes(graph, report)
+
+
+def test_a_fix_suffices_alone() -> None:
+    """float32 with 7 features needs two changes, so none is proposed and the reason has both."""
+    g = gd.GraphBuilder("heads")
+    q, k, v = (g.input(n, (1, 2, 64, 7), gd.float32) for n in "qkv")
+    report = h200_report(g.build({"y": g.attention(q, k, v, name="att")}))
+    (whole,) = [c for c in report.candidates if (c.engine, c.pattern) == ("cudnn", "attention")]
+    assert whole.fix is None
+    assert "in float32" in whole.reason
+    assert "7 features a head" in whole.reason

@@ -28,6 +28,9 @@ FUSED_NORM_MULTIPLE = 64
 FUSED_INSTANCE_MULTIPLE = 8
 """Channels that instance norms with pointwise work behind them come in."""
 
+HALVES = ("float16", "bfloat16")
+"""Element types of attention."""
+
 HEAD_MULTIPLE = 8
 MOST_FEATURES = 256
 """Features of a head of attention: a multiple of the one, at most the other."""
@@ -285,30 +288,48 @@ def instance_norm(anatomy: Anatomy, policy: Policy) -> Decline | None:
 
 
 def attention(anatomy: Anatomy, policy: Policy) -> Decline | None:
-    """Halves only, features in eights up to 256, no boolean mask, few combinations with bottom-right alignment."""
+    """Halves only, features in eights up to 256, no boolean mask, few combinations with bottom-right alignment.
+
+    What no change of the user's mends comes first; where two changes are needed, neither alone is a fix.
+    """
     node = anatomy.anchors[0]
     op = node.op
     assert isinstance(op, Attention)
     q, k, v = node.operand_types[:3]
     for type in (q, k, v):
-        if type.dtype.name not in ("float16", "bfloat16"):
-            fix = Fix(node.name, "dtype", type.dtype.name, "float16")
-            return Decline(Code.DTYPE, f"{node}: {type}; cuDNN's attention takes float16 and bfloat16", fix)
-        features = type.shape[3]
-        if features % HEAD_MULTIPLE:
-            after = -(-features // HEAD_MULTIPLE) * HEAD_MULTIPLE
-            fix = Fix(node.name, "head features", str(features), str(after))
-            return Decline(
-                Code.ALIGNMENT, f"{node}: {features} features a head; cuDNN needs a multiple of {HEAD_MULTIPLE}", fix
-            )
-        if features > MOST_FEATURES:
-            return Decline(Code.SIZE, f"{node}: {features} features a head; cuDNN takes {MOST_FEATURES} at most")
+        if type.shape[3] > MOST_FEATURES:
+            return Decline(Code.SIZE, f"{node}: {type.shape[3]} features a head; cuDNN takes {MOST_FEATURES} at most")
         if type.layout[3] != 1:
             return Decline(
                 Code.LAYOUT, f"{node}: {type} has its features {type.layout[3]} apart; cuDNN needs neighbours"
             )
-    problem = one_type(node, 3)
-    return attention_mask(node, op, q, k) if problem is None else problem
+    problem = attention_mask(node, op, q, k)
+    if problem is not None:
+        return problem
+    answers = (*(a for t in (q, k, v) for a in (half_type(node, t), head_features(node, t))), one_type(node, 3))
+    problems = list(dict.fromkeys(a for a in answers if a is not None))
+    if len(problems) < 2:
+        return next(iter(problems), None)
+    return Decline(Code.ATTRIBUTE, "; and ".join(p.reason for p in problems))
+
+
+def half_type(node: Node, type: TensorType) -> Decline | None:
+    dtype = type.dtype.name
+    if dtype in HALVES:
+        return None
+    fix = Fix(node.name, "dtype", dtype, HALVES[0])
+    return Decline(Code.DTYPE, f"{node}: in {dtype}; cuDNN's attention takes {' and '.join(HALVES)}", fix)
+
+
+def head_features(node: Node, type: TensorType) -> Decline | None:
+    features = type.shape[3]
+    if not features % HEAD_MULTIPLE:
+        return None
+    after = -(-features // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    fix = Fix(node.name, "head features", str(features), str(after))
+    return Decline(
+        Code.ALIGNMENT, f"{node}: {features} features a head; cuDNN needs a multiple of {HEAD_MULTIPLE}", fix
+    )
 
 
 def attention_mask(node: Node, op: Attention, q: TensorType, k: TensorType) -> Decline | None:
@@ -325,7 +346,7 @@ def attention_mask(node: Node, op: Attention, q: TensorType, k: TensorType) -> D
     if op.causal != "bottom_right":
         return None
     if "bias" in op.extras or "kv_lengths" in op.extras:
-        extra = "a bias" if "bias" in op.extras else "lengths"
+        extra = "bias" if "bias" in op.extras else "lengths"
         return Decline(Code.ATTRIBUTE, f"{node}: cuDNN takes no {extra} together with bottom-right alignment")
     if q.shape[2] > k.shape[2]:
         return Decline(
