@@ -317,10 +317,11 @@ device = CudaDevice.current()
 
 
 def child(text: str) -> str:
-    root = Path(__file__).parents[2]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(
         [sys.executable, "-c", CHILD + textwrap.dedent(text)],
-        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True, text=True, timeout=300, check=False, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
