@@ -134,3 +134,27 @@ def test_expansions_within_expansions():
         assert [n.op.label for n in expand(graph, but("outer")).graph.nodes] == ["softmax"]
     finally:
         del OPS["outer"]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_float64_norms_with_float32_parameters_stay_float64(given: bool, rng):
+    """Statistics that are float32 are exact numbers; what is computed of them is not rounded to float32."""
+    g = gd.GraphBuilder()
+    x = g.input("x", (3, 6, 5, 7), gd.float64)
+
+    def numbers(name, size=6):
+        array = rng.uniform(0.5, 2, size).astype(np.float32)
+        return g.input(name, (size,), gd.float32) if given else g.constant(array, name=name)
+
+    graph = g.build(
+        {
+            "batch": g.batch_norm(x, *(numbers(n) for n in ("mean", "var", "scale", "bias"))),
+            "layer": g.layer_norm(x, numbers("row", 7), numbers("shift", 7)),
+            "instance": g.instance_norm(x, numbers("is"), numbers("ib")),
+            "group": g.group_norm(x, numbers("gs"), numbers("gb"), groups=3),
+        }
+    )
+    inputs = {n: rng.uniform(0.5, 2, v.type.shape).astype(v.type.dtype.numpy) for n, v in graph.inputs.items()}
+    before, after = gd.evaluate(graph, inputs), gd.evaluate(expand(graph, nobody).graph, inputs)
+    for name, array in before.items():
+        np.testing.assert_allclose(after[name], array, rtol=0, atol=1e-13)

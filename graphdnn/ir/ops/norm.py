@@ -127,11 +127,12 @@ class BatchNorm(Norm):
         return ((x - mean) * (scale / np.sqrt(var + self.eps)) + bias,)
 
     def expand(self, make: Make, x: Value, *parameters: Value) -> tuple[Value, ...]:  # type: ignore[override]
-        mean, var, scale, bias = (widened(make, p) for p in parameters)
+        wide = max((v.type.dtype.compute for v in (x, *parameters)), key=lambda dtype: dtype.bits)
+        mean, var, scale, bias = (narrowed(make, p, wide) for p in parameters)
         inverse = make(Pointwise(fn="rsqrt"), make(Pointwise(fn="add"), var, self.eps))
         shape = over_axis_1(x.type.rank, x.type.shape[1])
         columns = [reshaped(make, p, shape) for p in (mean, make(Pointwise(fn="mul"), scale, inverse), bias)]
-        y = make(Pointwise(fn="mul"), make(Pointwise(fn="sub"), widened(make, x), columns[0]), columns[1])
+        y = make(Pointwise(fn="mul"), make(Pointwise(fn="sub"), narrowed(make, x, wide), columns[0]), columns[1])
         return (narrowed(make, make(Pointwise(fn="add"), y, columns[2]), x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
