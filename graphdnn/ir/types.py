@@ -86,12 +86,14 @@ LARGEST_SIZE = 2**48
 """Elements of a tensor; more fits no machine, and products of extents stay exact in 64 bits."""
 
 
-def as_dtype(spec: object) -> DType:
-    """The DType that a DType, a name or a numpy data type stands for.  Raises GraphError for anything else."""
+def as_dtype(spec: object, who: str = "") -> DType:
+    """The DType that a DType, a name or a numpy data type stands for.  Raises GraphError, naming `who` where it is
+    given, for anything else."""
     if isinstance(spec, DType):
         return spec
+    start = f"{who}: " if who else ""
     if spec is None:  # numpy takes it for float64
-        raise GraphError(f"data type is None; one of {', '.join(DTYPES)} is needed")
+        raise GraphError(f"{start}data type is None; one of {', '.join(DTYPES)} is needed")
     name = spec if isinstance(spec, str) else getattr(spec, "name", None) or getattr(spec, "__name__", None)
     if name in DTYPES:
         return DTYPES[name]
@@ -101,7 +103,7 @@ def as_dtype(spec: object) -> DType:
         name = repr(spec)
     if name in DTYPES:
         return DTYPES[name]
-    raise GraphError(f"data type {name} is not one of {', '.join(DTYPES)}")
+    raise GraphError(f"{start}data type {name} is not one of {', '.join(DTYPES)}")
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
@@ -263,21 +265,24 @@ def promote(*dtypes: DType) -> DType:
     return next((t for t in INTEGER_ORDER if t in integers), int32)
 
 
-def normalize_axis(axis: int, rank: int, who: str) -> int:
-    """`axis` counted from the front.  Raises GraphError, naming `who`, when it is outside a tensor of this rank."""
+def normalize_axis(axis: int, of: TensorType | int, who: str) -> int:
+    """`axis` of a tensor, or of one of that rank, counted from the front.  Raises GraphError, naming `who` and the
+    tensor, when it is outside."""
+    rank = of if isinstance(of, int) else of.rank
     try:
         axis = int(axis.__index__())
     except (TypeError, AttributeError):
         raise GraphError(f"{who}: axis is {axis!r}; a whole number is needed") from None
     if not -rank <= axis < rank:
-        raise GraphError(f"{who}: axis {axis} is outside a tensor of rank {rank}")
+        tensor = "a tensor" if isinstance(of, int) else str(of)
+        raise GraphError(f"{who}: axis {axis} is outside {tensor} of rank {rank}")
     return axis % rank
 
 
-def normalize_axes(axes: int | Sequence[int], rank: int, who: str) -> tuple[int, ...]:
+def normalize_axes(axes: int | Sequence[int], of: TensorType | int, who: str) -> tuple[int, ...]:
     """Distinct axes counted from the front, ascending.  Raises GraphError for a repeated or outside one."""
     given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
-    found = tuple(sorted(normalize_axis(a, rank, who) for a in given))
+    found = tuple(sorted(normalize_axis(a, of, who) for a in given))
     if len(set(found)) != len(found):
         raise GraphError(f"{who}: axes {given} name one axis twice")
     return found

@@ -71,15 +71,15 @@ class GraphWriter:
 
         Without `origins` the node is its own origin, as a user's node is.
         """
-        values = immediates(op, operands)
         try:
+            values = immediates(op, operands)
             inferred = tuple(types) if types is not None else op.infer(*(v.type for v in values))
         except GraphError as error:
             wanted = name or stem or op.label
             # An unnamed node is called what its op calls itself.
             said = str(error) if str(error).startswith(f"{wanted}:") else f"{wanted}: {error}"
-            read = ", ".join(map(str, values))
-            raise GraphError(f"{said}; its operands are {read}" if values else said) from None
+            read = ", ".join(map(str, operands))
+            raise GraphError(f"{said}; its operands are {read}" if operands else said) from None
         claimed = self.claim(name, stem or op.label)
         if origins is None:
             for type in inferred:

@@ -158,3 +158,33 @@ def test_what_is_no_argument_is_named(message: str) -> None:
     with pytest.raises(gd.GraphError) as refused:
         WRONG[message](g, x)
     assert message in str(refused.value)
+
+
+CULPRITS = {
+    "input pixels: data type 'float7' is not one of": lambda g, x: g.input("pixels", (2, 3), "float7"),
+    "state cache: data type 'float7' is not one of": lambda g, x: g.state("cache", (2, 3), "float7"),
+    "constant kernel: data type complex128 is not one of": lambda g, x: g.constant(np.ones(2, complex), name="kernel"),
+    "narrow: data type 'foo' is not one of": lambda g, x: g.cast(x, "foo", name="narrow"),
+    "cast: data type is None; one of": lambda g, x: g.cast(x, None),
+    "steps: data type 'foo' is not one of": lambda g, x: g.iota(3, dtype="foo", name="steps"),
+    "output y: strides are (1,); 2 numbers, none negative, are needed for f32[2x3]": lambda g, x: g.build(
+        {"y": g.relu(x)}, strides={"y": (1,)}
+    ),
+    "output y: strides are (3, -1); 2 numbers": lambda g, x: g.build({"y": g.relu(x)}, strides={"y": (3, -1)}),
+    "mul: 1.5 is not a whole number but the other operand is int32; cast it first; its operands are %count, 1.5": (
+        lambda g, x: g.input("count", (3,), gd.int32) * 1.5
+    ),
+    "twice: mul: 1.5 is not a whole number": lambda g, x: g.mul(g.input("count", (3,), gd.int32), 1.5, name="twice"),
+    "sm: axis 2 is outside f32[2x3] of rank 2": lambda g, x: g.softmax(x, axis=2, name="sm"),
+    "total: axis -3 is outside f32[2x3] of rank 2": lambda g, x: g.reduce_sum(x, axes=(0, -3), name="total"),
+    "part: axis 4 is outside f32[2x3] of rank 2": lambda g, x: g.slice(x, (0,), (1,), axes=(4,), name="part"),
+}
+
+
+@pytest.mark.parametrize("message", CULPRITS)
+def test_a_refusal_names_the_culprit(message: str) -> None:
+    g = gd.GraphBuilder("r")
+    x = g.input("x", (2, 3), gd.float32)
+    with pytest.raises(gd.GraphError) as refusal:
+        CULPRITS[message](g, x)
+    assert str(refusal.value).startswith(message)

@@ -53,7 +53,8 @@ class BuilderCore:
             raise GraphError(f"constant {name or ''}: {error}") from None
         if data.dtype == np.float64 and not hasattr(array, "dtype"):
             data = data.astype(np.float32)
-        type = checked_type(f"constant {name or ''}".strip(), data.shape, as_dtype(data.dtype), None)
+        who = f"constant {name or ''}".strip()
+        type = checked_type(who, data.shape, as_dtype(data.dtype, who), None)
         data.setflags(write=False)
         return self._writer.constant(Payload(type, data), name)
 
@@ -78,6 +79,12 @@ class BuilderCore:
                 raise GraphError(f"build: the name of an output is {name!r}; text is needed")
             self._check_owned(f"output {name}", value)
         layouts = {n: whole_numbers(f"output {n}", "strides", s) for n, s in (strides or {}).items()}
+        for name, steps in layouts.items():
+            made = outputs[name].type if name in outputs else None
+            if made is not None and (len(steps) != made.rank or min(steps, default=0) < 0):
+                raise GraphError(
+                    f"output {name}: strides are {steps}; {made.rank} numbers, none negative, are needed for {made}"
+                )
         return self._writer.finish(outputs, updates, layouts)
 
     def _add(self, op: Op, *operands: Operand, name: str | None) -> tuple[Value, ...]:
@@ -109,4 +116,4 @@ def checked_type(who: str, shape: Sequence[int], dtype: DType, strides: Sequence
     steps = None if strides is None else whole_numbers(who, "strides", strides)
     if steps is not None and (len(steps) != len(extents) or min(steps, default=0) < 0):
         raise GraphError(f"{who}: strides are {steps}; {len(extents)} numbers, none negative, are needed")
-    return checked_size(who, TensorType(extents, as_dtype(dtype), steps))
+    return checked_size(who, TensorType(extents, as_dtype(dtype, who), steps))

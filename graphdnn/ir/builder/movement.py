@@ -39,7 +39,7 @@ class MovementMethods(BuilderCore):
         """Axis a of the result is axis `axes[a]` of x."""
         who = name or "transpose"
         self._check_owned(f"{who}: x", x)
-        order = tuple(normalize_axis(a, x.type.rank, who) for a in whole_numbers(who, "axes", axes))
+        order = tuple(normalize_axis(a, x.type, who) for a in whole_numbers(who, "axes", axes))
         return self._add(Transpose(axes=order), x, name=name)[0]
 
     def expand(self, x: Value, shape: Sequence[int], *, name: str | None = None) -> Value:
@@ -57,7 +57,7 @@ class MovementMethods(BuilderCore):
         """x without these size-1 axes."""
         who = name or "squeeze"
         self._check_owned(f"{who}: x", x)
-        return self._add(Squeeze(axes=normalize_axes(axes, x.type.rank, who)), x, name=name)[0]
+        return self._add(Squeeze(axes=normalize_axes(axes, x.type, who)), x, name=name)[0]
 
     def unsqueeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
         """x with size-1 axes put in, so that they stand at `axes` of the result."""
@@ -76,13 +76,13 @@ class MovementMethods(BuilderCore):
             raise GraphError(f"{who}: there are no tensors; at least one is needed")
         for index, x in enumerate(xs):
             self._check_owned(f"{who}: operand {index}", x)
-        return self._add(Concat(axis=normalize_axis(axis, xs[0].type.rank, who)), *xs, name=name)[0]
+        return self._add(Concat(axis=normalize_axis(axis, xs[0].type, who)), *xs, name=name)[0]
 
     def split(self, x: Value, sizes: int | Sequence[int], *, axis: int, name: str | None = None) -> tuple[Value, ...]:
         """Consecutive parts of x along `axis`: parts of these extents, or that many equal parts for one number."""
         who = name or "split"
         self._check_owned(f"{who}: x", x)
-        axis = normalize_axis(axis, x.type.rank, who)
+        axis = normalize_axis(axis, x.type, who)
         if not isinstance(sizes, Iterable):
             sizes, extent = whole_number(who, "sizes", sizes), x.type.shape[axis]
             if sizes < 1 or extent % sizes:
@@ -107,7 +107,7 @@ class MovementMethods(BuilderCore):
         who = name or "slice"
         self._check_owned(f"{who}: x", x)
         rank = x.type.rank
-        places = range(rank) if axes is None else [normalize_axis(a, rank, who) for a in axes]
+        places = range(rank) if axes is None else [normalize_axis(a, x.type, who) for a in axes]
         given = tuple(
             optional_numbers(who, what, entries)
             for what, entries in (
@@ -153,7 +153,7 @@ class MovementMethods(BuilderCore):
         """
         who = name or "gather"
         self._check_owned(f"{who}: x", x)
-        return self._add(Gather(axis=normalize_axis(axis, x.type.rank, who)), x, indices, name=name)[0]
+        return self._add(Gather(axis=normalize_axis(axis, x.type, who)), x, indices, name=name)[0]
 
     def write_slice(self, x: Value, update: Value, start: Value | int, *, axis: int, name: str | None = None) -> Value:
         """x with `update` in place of its elements from `start` on along `axis`.
@@ -163,7 +163,7 @@ class MovementMethods(BuilderCore):
         """
         who = name or "write_slice"
         self._check_owned(f"{who}: x", x)
-        axis = normalize_axis(axis, x.type.rank, who)
+        axis = normalize_axis(axis, x.type, who)
         if isinstance(start, Value):
             return self._add(WriteSlice(axis=axis), x, update, start, name=name)[0]
         return self._add(WriteSlice(axis=axis, start=whole_number(who, "start", start)), x, update, name=name)[0]
@@ -171,7 +171,7 @@ class MovementMethods(BuilderCore):
     def iota(self, size: int, *, dtype: DType = int32, name: str | None = None) -> Value:
         """0, 1, ..., size - 1: positions."""
         extent = whole_number(name or "iota", "size", size)
-        return self._add(Iota(size=extent, dtype=as_dtype(dtype).name), name=name)[0]
+        return self._add(Iota(size=extent, dtype=as_dtype(dtype, name or "iota").name), name=name)[0]
 
 
 def optional_numbers(who: str, what: str, entries: Sequence[int | None]) -> tuple[int | None, ...]:

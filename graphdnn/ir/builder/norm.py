@@ -44,7 +44,7 @@ class NormMethods(BuilderCore):
         given = {n: v for n, v in (("scale", scale), ("bias", bias)) if v is not None}
         who = name or "layer_norm"
         self._check_owned(f"{who}: x", x)
-        found, eps = normalize_axes(axes, x.type.rank, who), number(who, "eps", eps)
+        found, eps = normalize_axes(axes, x.type, who), number(who, "eps", eps)
         op = LayerNorm(axes=found, eps=eps, affine=tuple(given))
         return self._add(op, x, *given.values(), name=name)[0]
 
@@ -60,7 +60,7 @@ class NormMethods(BuilderCore):
         """x / sqrt(mean of x squared + eps) * scale over axes; scale has the shape of x's axes."""
         who = name or "rms_norm"
         self._check_owned(f"{who}: x", x)
-        found, eps = normalize_axes(axes, x.type.rank, who), number(who, "eps", eps)
+        found, eps = normalize_axes(axes, x.type, who), number(who, "eps", eps)
         if scale is None:
             return self._add(RmsNorm(axes=found, eps=eps), x, name=name)[0]
         return self._add(RmsNorm(axes=found, eps=eps, affine=("scale",)), x, scale, name=name)[0]

@@ -139,7 +139,7 @@ class PointwiseMethods(BuilderCore):
 
     def cast(self, x: Value, dtype: DType, *, name: str | None = None) -> Value:
         """x rounded to `dtype`: to nearest even between floats, toward zero to integers, x != 0 to bool."""
-        return self._add(Cast(dtype=as_dtype(dtype).name), x, name=name)[0]
+        return self._add(Cast(dtype=as_dtype(dtype, name or "cast").name), x, name=name)[0]
 
     def select(self, condition: Value, a: Operand, b: Operand, *, name: str | None = None) -> Value:
         """a where condition (bool) holds, b elsewhere; all three broadcast."""
@@ -156,7 +156,7 @@ class PointwiseMethods(BuilderCore):
                 f"{f', such as axis={fits[0]}' if fits else ''}"
             )
         if axis is not None:
-            axis = normalize_axis(axis, x.type.rank, name or "bias")
+            axis = normalize_axis(axis, x.type, name or "bias")
         return self._add(Bias(axis=axis), x, b, name=name)[0]
 
 

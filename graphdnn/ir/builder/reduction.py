@@ -34,6 +34,5 @@ class ReductionMethods(BuilderCore):
     def _reduce(self, fn: str, x: Value, axes: Axes, keepdims: bool, name: str | None) -> Value:
         who = name or f"reduce_{fn}"
         self._check_owned(f"{who}: x", x)
-        rank = x.type.rank
-        found = tuple(range(rank)) if axes is None else normalize_axes(axes, rank, who)
+        found = tuple(range(x.type.rank)) if axes is None else normalize_axes(axes, x.type, who)
         return self._add(Reduce(fn=fn, axes=found, keepdims=bool(keepdims)), x, name=name)[0]

@@ -15,4 +15,4 @@ class SoftmaxMethods(BuilderCore):
         """e ** x / sum of e ** x along axis, computed so that nothing overflows."""
         who = name or "softmax"
         self._check_owned(f"{who}: x", x)
-        return self._add(Softmax(axis=normalize_axis(axis, x.type.rank, who)), x, name=name)[0]
+        return self._add(Softmax(axis=normalize_axis(axis, x.type, who)), x, name=name)[0]

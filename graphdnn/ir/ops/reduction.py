@@ -70,7 +70,7 @@ def check_axes(who: str, axes: tuple[int, ...], x: TensorType) -> None:
     """Raises GraphError unless `axes` are at least one, distinct, ascending, counted from the front of x."""
     if not axes:
         raise GraphError(f"{who}: axes are empty; x is {x}, and at least one of its axes is needed")
-    if normalize_axes(axes, x.rank, who) != axes:
+    if normalize_axes(axes, x, who) != axes:
         raise GraphError(f"{who}: axes are {axes}; ascending axes counted from the front of {x} are needed")
 
 

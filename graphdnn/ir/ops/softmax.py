@@ -28,7 +28,7 @@ class Softmax(Op):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         if not x.dtype.is_float:
             raise GraphError(f"softmax: x is {x}; a float type is needed, cast it first")
-        if normalize_axis(self.axis, x.rank, "softmax") != self.axis:
+        if normalize_axis(self.axis, x, "softmax") != self.axis:
             raise GraphError(f"softmax: axis is {self.axis}; an axis counted from the front of {x} is needed")
         return (TensorType(x.shape, x.dtype),)
 
