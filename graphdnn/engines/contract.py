@@ -19,6 +19,12 @@ MEMORY_ALIGNMENT = 256
 """Bytes at whose multiples memory of a device starts, and each tensor and workspace that shares a piece of it: what
 cuDNN asks of workspaces, and more than any vector load needs."""
 
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of MEMORY_ALIGNMENT."""
+    return -(-nbytes // MEMORY_ALIGNMENT) * MEMORY_ALIGNMENT
+
+
 Precision = Literal["ieee", "tf32", "reduced"]
 
 

@@ -9,17 +9,7 @@ from itertools import accumulate
 from typing import Any, Self
 
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines.contract import (
-    MEMORY_ALIGNMENT,
-    Candidate,
-    Device,
-    DevicePlan,
-    Engine,
-    HostPlan,
-    Policy,
-    Prober,
-    Support,
-)
+from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Prober, Support, aligned
 from graphdnn.errors import ContextLostError, ExecutionError, OutOfMemoryError
 
 Plan = DevicePlan | HostPlan
@@ -220,8 +210,7 @@ class Ground:
 
         Those given before are void.  Raises OutOfMemoryError where there is not enough memory.
         """
-        rounded = (-(-size // MEMORY_ALIGNMENT) * MEMORY_ALIGNMENT for size in sizes)
-        *starts, nbytes = accumulate(rounded, initial=0)
+        *starts, nbytes = accumulate(map(aligned, sizes), initial=0)
         if self._piece is None or nbytes > self._nbytes:
             self._close()
             self._piece, self._nbytes = self.device.allocate(max(nbytes, 1)), nbytes

@@ -12,7 +12,7 @@ from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.layout import assign_layouts
-from graphdnn.passes.layout_images import channels_last_nodes, least_converted_nodes, may_join
+from graphdnn.passes.layout_images import both_cuts, channels_last_nodes, least_converted_nodes, may_join
 from graphdnn.passes.rewrite import Ask, Refusal, Rewritten
 from graphdnn.passes.select import Offer, select
 
@@ -32,16 +32,15 @@ def cheapest_layouts(graph: Graph, ask: Ask) -> Rewritten:
 
     Where neighbours that could be one region lie differently, a refusal says so.
     """
-    joined, apart = channels_last_nodes(graph), least_converted_nodes(graph)
-    done = assign_layouts(graph, joined)
-    if joined == apart:
-        return with_refusals(done, graph, joined, "which converts fewer bytes than one layout for both")
-    other = assign_layouts(graph, apart)
-    us, other_us = cover_us(done.graph, ask), cover_us(other.graph, ask)
-    if us is None or other_us is None or us <= other_us:
-        return with_refusals(done, graph, joined, "which converts fewer bytes than one layout for both")
-    reason = f"which is {other_us:.1f} us for the graph by estimate, against {us:.1f} with one layout for both"
-    return with_refusals(other, graph, apart, reason)
+    images, apart = both_cuts(graph)
+    done, reason = assign_layouts(graph, images), "which converts fewer bytes than one layout for both"
+    if images != apart:
+        other = assign_layouts(graph, apart)
+        us, other_us = cover_us(done.graph, ask), cover_us(other.graph, ask)
+        if us is not None and other_us is not None and other_us < us:
+            done, images = other, apart
+            reason = f"which is {other_us:.1f} us for the graph by estimate, against {us:.1f} with one layout for both"
+    return with_refusals(done, graph, images, reason)
 
 
 def cover_us(graph: Graph, ask: Ask) -> float | None:

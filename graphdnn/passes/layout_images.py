@@ -59,6 +59,12 @@ def least_converted_nodes(graph: Graph) -> Mapping[Node, bool]:
     return replace(network(graph), joins=False).cut()
 
 
+def both_cuts(graph: Graph) -> tuple[Mapping[Node, bool], Mapping[Node, bool]]:
+    """What channels_last_nodes and least_converted_nodes give, for one look at the graph."""
+    joined = network(graph)
+    return joined.cut(), replace(joined, joins=False, edges={}).cut()
+
+
 def network(graph: Graph) -> Network:
     parts = [p for p in image_parts(graph) if any(isinstance(n.op, CONVOLUTIONS) for n in p)]
     return Network(graph, [n for p in parts for n in p], known_layouts(graph) if parts else {})

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphdnn.engines.contract import MEMORY_ALIGNMENT, Store
+from graphdnn.engines.contract import MEMORY_ALIGNMENT, Store, aligned
 from graphdnn.errors import ContextLostError, ExecutionError, SetupError
 from graphdnn.runtime.buffers import Memory, Pinned
 from graphdnn.runtime.driver import CAPTURE_IMPLICIT, STICKY_ERRORS, check, core, driver
-from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.retain import Retentions
 from graphdnn.target import Target
 

@@ -10,14 +10,13 @@ from typing import cast
 
 import numpy as np
 
-from graphdnn.engines.contract import DevicePlan
+from graphdnn.engines.contract import DevicePlan, aligned
 from graphdnn.errors import CompileError, ContextLostError, ExecutionError
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.once import MakeOnce
 from graphdnn.runtime.arrays import empty
 from graphdnn.runtime.device import CudaDevice
-from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.schedule import Schedule
 
 CONVERSIONS_KEPT = 64

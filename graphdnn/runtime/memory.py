@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from graphdnn.engines.contract import MEMORY_ALIGNMENT
+from graphdnn.engines.contract import aligned
 
 ENOUGH = 1.02
 """An arena within this factor of the lower bound is not improved further."""
@@ -39,11 +39,6 @@ class Packing:
 
     offsets: tuple[int, ...]
     nbytes: int
-
-
-def aligned(nbytes: int) -> int:
-    """The next multiple of MEMORY_ALIGNMENT."""
-    return -(-nbytes // MEMORY_ALIGNMENT) * MEMORY_ALIGNMENT
 
 
 def lower_bound(lifetimes: Sequence[Lifetime]) -> int:

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import MEMORY_ALIGNMENT, Bench, Device, DevicePlan, HostPlan, Timing
+from graphdnn.engines.contract import MEMORY_ALIGNMENT, Bench, Device, DevicePlan, HostPlan, Timing, aligned
 from graphdnn.errors import ContextLostError, ExecutionError, OutOfMemoryError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import empty, in_memory_order
 from graphdnn.runtime.device import CudaDevice, HostDevice
-from graphdnn.runtime.memory import aligned
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Place, Schedule
 
