@@ -13,14 +13,14 @@ from graphdnn.engines.nvrtc import conv, depthwise, tiled
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
 from graphdnn.engines.nvrtc.launch import NvrtcPlan
 from graphdnn.engines.nvrtc.recipe import Anchored
-from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, TILINGS
+from graphdnn.engines.nvrtc.tiling import MATRIX_TILINGS, MOST_FOLDED, TILINGS
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array, DType, channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import Layout, spatial_last, whole
-from tests.gpu.region_runs import Placed, check_region
+from tests.gpu.region_runs import Placed, check_region, run_region
 from tests.ir.samples import draw
 
 pytestmark = pytest.mark.gpu
@@ -100,6 +100,20 @@ def test_matmul_in_every_tiling_and_type(
     tail = bias_gelu_residual if dtype.is_float else nothing
     for a, b in (((132, 64), (64, 136)), ((33, 65), (65, 47))):
         check_product(device, product(a, b, dtype, tail), rng)
+
+
+@pytest.mark.parametrize("inner", [9216, 9001, 1025])
+@pytest.mark.parametrize("tiling", [t for t in TILINGS if t.sums <= MOST_FOLDED], ids=named)
+def test_long_float32_sums_are_sums_of_sums(
+    device: CudaDevice, rng: Rng, monkeypatch: pytest.MonkeyPatch, tiling: Any, inner: int
+) -> None:
+    """One sum of 9216 products is off by 2.6e-6 of the peak, a sum of sums of 512 by 5e-7."""
+    monkeypatch.setattr(tiled, "best_tiling", lambda *_: tiling)
+    region = product((130, inner), (inner, 133), gd.float32)
+    arrays = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in region.inputs}
+    (found,) = run_region(device, region, arrays).values()
+    wanted = arrays["a"].astype(np.float64) @ arrays["b"].astype(np.float64)
+    assert np.max(np.abs(found - wanted)) <= 1e-6 * np.max(np.abs(wanted))
 
 
 @pytest.mark.parametrize("shift", [0, 4])

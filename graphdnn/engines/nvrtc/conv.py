@@ -11,15 +11,16 @@ from math import prod
 
 from graphdnn.engines.nvrtc.indexing import split_index
 from graphdnn.engines.nvrtc.recipe import Anchored, buffers
-from graphdnn.engines.nvrtc.tiled import Contraction, Read, tiled_family
+from graphdnn.engines.nvrtc.tiled import Contraction, Read, but_in_ieee_float32, tiled_family
 from graphdnn.engines.nvrtc.tiling import Product, Tiling, dense_vector
 from graphdnn.engines.nvrtc.window import declared, operand_constants, three
 from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import promote, row_major
 
-TAP_INSTRUCTIONS = 24
-"""What finding a group's tap and address takes, and whether it lies inside."""
+TAP_INSTRUCTIONS = 16
+"""What finding a group's tap and address takes, and whether it lies inside.  35 float32 convolutions of ResNet-50 and
+U-Net took what is estimated with it within 7 % in the median."""
 
 
 def product_of(parts: Anchored) -> Product:
@@ -108,4 +109,4 @@ def operand_reads(parts: Anchored, product: Product, tiling: Tiling) -> tuple[Re
     return of_x, Read(True, dense_vector(1, w_others, extent, w.dtype.itemsize, share[1], most))
 
 
-FAMILY = tiled_family("conv", Conv, contraction)
+FAMILY = tiled_family("conv", Conv, contraction, but_in_ieee_float32)

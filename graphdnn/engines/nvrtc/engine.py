@@ -86,7 +86,7 @@ class NvrtcEngine:
             arithmetic_words(region),
             kernels=len(recipe.kernels),
             workspace_bytes=recipe.workspace_bytes,
-            last_resort=family.last_resort,
+            last_resort=family.last_resort(region, policy),
             notes=(recipe.name, *recipe.notes),
             in_place=recipe.in_place,
         )

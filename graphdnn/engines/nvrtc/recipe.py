@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Policy
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
@@ -87,6 +88,11 @@ def only_one(region: Region, target: Target) -> tuple[Recipe, ...]:
     return ()
 
 
+def never(region: Region, policy: Policy) -> bool:
+    """A family that is made to be fast."""
+    return False
+
+
 @dataclass(frozen=True)
 class Family:
     """One kind of kernel.
@@ -94,7 +100,8 @@ class Family:
     `anchors` are the op classes it runs beside pointwise ones; with `alone` it runs pointwise regions without any too.
     `takes` answers None for a region that it can run and a Decline for one that it cannot; it sees only regions whose
     other ops are pointwise.  `generate` makes the recipe of a region that it takes, `estimate` prices it in
-    microseconds, launches included; `others` are further recipes that may turn out faster, best first.
+    microseconds, launches included; `others` are further recipes that may turn out faster, best first.  `last_resort`
+    says where its kernels are correct, but slower than a library's.
     """
 
     name: str
@@ -102,7 +109,7 @@ class Family:
     takes: Callable[[Region], Decline | None]
     generate: Callable[[Region, Target], Recipe]
     estimate: Callable[[Region, Target], float]
-    last_resort: bool = False
+    last_resort: Callable[[Region, Policy], bool] = never
     alone: bool = False
     others: Callable[[Region, Target], tuple[Recipe, ...]] = only_one
 

@@ -47,14 +47,15 @@ class Tiling:
 TILINGS = (
     Tiling((128, 128, 8), (8, 8), 0.93),
     Tiling((64, 64, 16), (4, 4), 0.71),
-    Tiling((32, 32, 32), (2, 4), 0.12),
+    Tiling((32, 32, 32), (2, 4), 0.2),
     Tiling((16, 128, 16), (2, 8), 0.19),
     Tiling((128, 8, 16), (4, 2), 0.09),
 )
 """Largest first, then those for products with few rows or columns.  A larger tile reads each operand fewer times, a
 smaller one leaves no core without work.  The first two reach what was measured (3277 us for 4096 cubed, 75.3 us for
-1024 cubed, both float32).  The others were not measured: for few rows or columns they are taken to be as much faster
-than once thought as those two were; of 32 x 32 a block takes about as long as a library's of 64 x 64."""
+1024 cubed, both float32), the third what it does where each core has one block (230 us for 288 steps, 56 us for 72).
+The others were not measured: for few rows or columns they are taken to be as much faster than once thought as the
+first two were."""
 
 MATRIX_TILINGS = (Tiling((128, 128, 32), (8, 8), 0.27, matrix=True), Tiling((64, 64, 32), (4, 8), 0.135, matrix=True))
 """For operands that are both float16 or both bfloat16; by 109 us for a 3x3 convolution of 64 channels."""
@@ -65,12 +66,22 @@ BANDWIDTH = 0.4
 START_US = 3.0
 """From the launch to the first product and from the last one to the end: what the smallest products take."""
 
-STEP_US, FETCH_US = 0.3, 0.031
+MATRIX_STEP_US, MATRIX_FETCH_US = 0.3, 0.031
 """Least time from one step along k to the next, and for each k of it: the elements of the next step come from memory
 meanwhile.  Measured where each core has one block: 99.8 us for 72 steps of 32, a 3x3 convolution of 256 channels."""
 
+STEP_US = 0.8
+"""The same outside the matrix units, for 16 and for 32 elements alike: 0.75 to 0.83 in seven float32 convolutions."""
+
 RESIDENT = 2
 """Blocks of one multiprocessor that work at once and hide one another's waiting."""
+
+FOLDED = 512
+"""Products that a float32 sum takes in before it is added to a total: over 9216 of them one sum is off by 2.5e-6 of the
+largest, which is more than a network of twenty such layers can lose within 1e-5."""
+
+MOST_FOLDED = 16
+"""Sums of a thread up to which totals beside them leave registers for two blocks."""
 
 PLAIN = {"float64": 0.5, "int32": 0.5, "int64": 0.1}
 """Rate of multiply-adds outside the matrix units, as part of float32's, by the type that is accumulated in."""
@@ -118,7 +129,7 @@ def product_us(product: Product, tiling: Tiling, target: Target, fetching: Fetch
     # Addresses are found by integer instructions, half as many a second as multiply-adds, which count as two.
     groups = m * k / fetching.a + n * k / fetching.b
     step += fetching.instructions * groups / (target.rate("float32") / 4)
-    least = STEP_US + FETCH_US * k
+    least = MATRIX_STEP_US + MATRIX_FETCH_US * k if tiling.matrix else STEP_US
     blocks = product.blocks(tiling)
     together = min(RESIDENT, -(-blocks // target.sm_count))
     waves = -(-blocks // (target.sm_count * together))
@@ -135,6 +146,13 @@ def plain_rate(dtype: DType, target: Target) -> float:
     """Multiply-adds outside the matrix units, counted as two, a second."""
     sums = dtype.compute.name if dtype.is_float or dtype.bits == 64 else "int32"
     return target.rate("float32") * PLAIN.get(sums, 1.0)
+
+
+def fold(product: Product, tiling: Tiling) -> int:
+    """Steps along k after which a thread's float32 sums are added to its totals; 0 where it keeps none."""
+    if tiling.matrix or accumulator(product.dtype) != "float" or product.k < 2 * FOLDED or tiling.sums > MOST_FOLDED:
+        return 0
+    return FOLDED // tiling.block[2]
 
 
 @functools.lru_cache(maxsize=1024)

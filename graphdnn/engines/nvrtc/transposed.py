@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from graphdnn.engines.nvrtc.recipe import Anchored, buffers
-from graphdnn.engines.nvrtc.tiled import Contraction, Read, tiled_family
+from graphdnn.engines.nvrtc.tiled import Contraction, Read, but_in_ieee_float32, tiled_family
 from graphdnn.engines.nvrtc.tiling import Product, Tiling, dense_vector
 from graphdnn.engines.nvrtc.window import declared, operand_constants, three
 from graphdnn.ir.ops.transposed import ConvTranspose
@@ -176,4 +176,4 @@ def rows(names: list[str]) -> list[str]:
     return [*lines, f"const Index {names[0]} = {rest};"]
 
 
-FAMILY = tiled_family("transposed", ConvTranspose, contraction)
+FAMILY = tiled_family("transposed", ConvTranspose, contraction, but_in_ieee_float32)

@@ -161,6 +161,19 @@ def test_two_products_are_declined() -> None:
     assert answer.code == Code.PATTERN
 
 
+def test_long_float32_sums_are_folded_into_totals() -> None:
+    def text(inner: int, dtype: gd.DType, rows: int = 512) -> str:
+        region = product((rows, inner), (inner, 512), dtype)
+        return family_of(region).generate(region, H200).kernels[0].source  # type: ignore[union-attr]
+
+    assert "#define FOLD 32\n" in text(9216, gd.float32)
+    assert "#define FOLD 16\n" in text(9216, gd.float32, rows=65)
+    assert "#define FOLD 0\n" in text(1023, gd.float32)
+    assert "#define FOLD 0\n" in text(9216, gd.float32, rows=8192)  # of so many sums a thread can keep one each
+    for dtype in (gd.float64, gd.float16, gd.int8):
+        assert "#define FOLD 0\n" in text(9216, dtype)
+
+
 def test_it_is_a_last_resort_and_priced_as_one() -> None:
     answer = NvrtcEngine().supports(product((4096, 4096), (4096, 4096), gd.float32), H200, Policy())
     assert not isinstance(answer, Decline)

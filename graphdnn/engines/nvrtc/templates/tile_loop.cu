@@ -2,6 +2,18 @@
         _Pragma("unroll") for (int g = 0; g < A_GROUPS; ++g) TileA::keep(shared_a[half], g * THREADS + thread, next_a[g]);
         _Pragma("unroll") for (int g = 0; g < B_GROUPS; ++g) TileB::keep(shared_b[half], g * THREADS + thread, next_b[g]);
     };
+#if FOLD
+    // Sums of sums: each product is rounded against a sum of few others, not of all that came before.
+    Acc total[TM][TN] = {};
+    auto fold = [&] {
+        _Pragma("unroll") for (int i = 0; i < TM; ++i) {
+            _Pragma("unroll") for (int j = 0; j < TN; ++j) {
+                total[i][j] += sum[i][j];
+                sum[i][j] = (Acc)0;
+            }
+        }
+    };
+#endif
     fetch(0);
     keep(0);
     __syncthreads();
@@ -43,6 +55,14 @@
             }
         }
 #endif
+#if FOLD
+        if ((k0 / BK + 1) % FOLD == 0) fold();
+#endif
         if (k0 + BK < K) keep(half ^ 1);
         __syncthreads();
     }
+#if FOLD
+    _Pragma("unroll") for (int i = 0; i < TM; ++i) {
+        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += total[i][j];
+    }
+#endif
