@@ -102,6 +102,8 @@ class Measured:
         found = timed(way, self.filled())
         best = found[0]
         settings = {"what": WAYS[way], "effects": best["effects"], "seconds": [one["seconds"] for one in found]}
+        if "reading_seconds" in best:
+            settings["reading_seconds"] = best["reading_seconds"]
         return Row(
             name,
             1e6 * best["seconds"],

@@ -16,7 +16,7 @@ import torch
 import graphdnn as gd
 from benchmarks.comparison import arguments, attempt, empty_output, largest_error, random_tensor, run_suite
 from benchmarks.results import Row
-from benchmarks.timing import Captured, Run, captured, host_clock, in_blocks, interleaved, medians
+from benchmarks.timing import Captured, Run, captured, host_clock, in_blocks, interleaved, medians, wake_processor
 
 COUNTS = (1, 10, 60, 100, 600)
 SHAPE = (64, 96)
@@ -83,6 +83,7 @@ class Measured:
             "driver": lambda: launched.launch(LEGACY_STREAM),
         }
         expected = torch_chain(x.double(), count)
+        wake_processor()
         return {
             "times": medians(in_blocks(runs, host_clock, self.samples, WARM_UP)),
             "alternating": medians(interleaved(runs, host_clock, self.samples, WARM_UP)),

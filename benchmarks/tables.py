@@ -73,7 +73,8 @@ How the figures come about:
   far their results differ. `cold` and `warm` are the seconds that compiling took with an empty cache and with a full
   one; `tuning` those of choosing by measurement on one core, while every other core tuned another region.
 - Time to compile: each figure is that of a process of its own, whose context and handles are there already. `cold` and
-  `autotune` begin with an empty cache, as Inductor does; all but `autotune` and Inductor are the best of three.
+  `autotune` begin with an empty cache, as Inductor does; all but `autotune` and Inductor are the best of three. `load`
+  includes reading the file, whose share stands in the result file.
 - `error` and `peer error` are the largest difference from a float64 evaluation over its peak; the peer's is that of the
   fastest peer. `estimated` is what the report said before running.
 """
