@@ -124,7 +124,7 @@ def size(nbytes: int) -> str:
 
 
 def label(entry: Entry) -> str:
-    """What an entry is of, in one line of printable text: plan, region and device where its key tells them."""
+    """What an entry is of, in one line of printable text: plan, region, graph and device where its key tells them."""
     key = entry.key()
     if key is None:
         return "(damaged)"
@@ -134,6 +134,6 @@ def label(entry: Entry) -> str:
         facts = None
     words = [key[:LABEL]]
     if isinstance(facts, dict):
-        known = {name: str(facts[name]) for name in ("engine", "plan", "region", "device") if name in facts}
+        known = {name: str(facts[name]) for name in ("engine", "plan", "region", "graph", "device") if name in facts}
         words = [f"{name} {value[:12] if name == 'region' else value}" for name, value in known.items()]
     return "".join(c if c.isprintable() else "?" for c in ", ".join(words))

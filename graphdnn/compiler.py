@@ -11,8 +11,9 @@ from pathlib import Path
 
 from graphdnn.account import Decisions, account, engine_of
 from graphdnn.config import CompileOptions
+from graphdnn.engines.answers import kept_in
 from graphdnn.engines.choose import Chosen, Desk, nothing
-from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Support
+from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Store, Support
 from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
 from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError
@@ -26,6 +27,7 @@ from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.promote import promotions
 from graphdnn.planning import Fixed, Problem
 from graphdnn.report import CompileReport
+from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import device_for
 from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.probe import ChildProber
@@ -106,7 +108,10 @@ def compile_for(
     )
     problem = Problem(graph, desk, device, options, fixed)
     session = None
+    store = answers_store(device, options)
     with ExitStack() as stack:
+        if store is not None:
+            stack.enter_context(kept_in(store, graph, machine, desk.policy))
         if options.selection == "heuristic":
             stack.enter_context(uncollected())
         if device is not None:
@@ -137,6 +142,15 @@ def compile_for(
     picks = tuple(Pick(step.region, engines[step.region], made.plans.get(step.region)) for step in placed.steps)
     decided = Decided(made.prepared, picks, machine, options, made.left_out)
     return Executable(graph, Once(lambda: reported(decisions)), program, decided)
+
+
+def answers_store(device: Device | None, options: CompileOptions) -> Store | None:
+    """Where engines' answers are kept: in the device's cache; for a described device only where the user names one."""
+    if options.cache_dir == "":
+        return None
+    if device is not None:
+        return device.store
+    return None if options.cache_dir is None else DiskStore(options.cache_dir)
 
 
 def reported(decisions: Decisions) -> CompileReport:

@@ -96,7 +96,8 @@ class Desk:
     @property
     def allowed(self) -> Policy:
         """The policy with no more scratch than is left: engines that can do with less are to say what that costs."""
-        return replace(self.policy, workspace_limit=self.limits.most_scratch)
+        most = self.limits.most_scratch
+        return self.policy if most == self.policy.workspace_limit else replace(self.policy, workspace_limit=most)
 
     def _ask(self, engine: Engine, region: Region) -> Support | Decline:
         answer = engine.supports(region, self.target, self.allowed)

@@ -14,8 +14,6 @@ from graphdnn.ir.views import is_part_of, resolve
 ALIGNMENT = 16
 """Bytes at whose multiples every input, constant, state and computed value starts, whoever hands it in."""
 
-Wording = tuple[tuple[str, ...], tuple[bool, ...], tuple[int, ...]]
-
 
 @dataclass(frozen=True, eq=False)
 class Region:
@@ -98,12 +96,13 @@ class Region:
         return (*roots, *[v.name for v in self.inputs], *made)
 
     @cached_property
-    def wording(self) -> Wording:
-        """What a sentence about the region may hold beside its structure: names, whether a type is written with its
-        strides, where views start."""
+    def wording(self) -> str:
+        """SHA-256 of what a sentence about the region may hold beside its structure: names, whether a type is written
+        with its strides, where views start."""
         values = (*self.inputs, *[v for n in self.nodes for v in n.results])
-        starts = tuple([offset for _, offset in self._places])
-        return self.names, tuple([v.type.strides is None for v in values]), starts
+        starts = [offset for _, offset in self._places]
+        said = repr((self.names, [v.type.strides is None for v in values], starts))
+        return hashlib.sha256(said.encode()).hexdigest()
 
     @cached_property
     def read_bytes(self) -> int:

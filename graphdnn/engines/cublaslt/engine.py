@@ -15,6 +15,7 @@ from graphdnn.engines.cublaslt.plan import CublasLtPlan
 from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem, describe
 from graphdnn.engines.cublaslt.support import (
     INT8_MULTIPLE,
+    bindings_decline,
     compute_type,
     machine_declines,
     precision_words,
@@ -51,8 +52,14 @@ class CublasLtEngine:
 
     name = "cublaslt"
 
-    @remembered
     def supports(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
+        answer = self._answer(region, target, policy)
+        absent = bindings_decline(target) if isinstance(answer, Support) else None
+        return answer if absent is None else absent
+
+    @remembered
+    def _answer(self, region: Region, target: Target, policy: Policy) -> Support | Decline:
+        """By the rules, where the library is installed."""
         problem = accept(region, target)
         if isinstance(problem, Decline):
             return problem

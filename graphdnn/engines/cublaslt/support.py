@@ -84,9 +84,14 @@ def workspace_limit(policy: Policy) -> int:
 
 
 def machine_declines(target: Target) -> Decline | None:
-    """Why this machine cannot run the library; installed packages are looked for only where the machine is here."""
+    """Why such a machine cannot run the library."""
     if target.kind != "cuda":
         return Decline(Code.ARCHITECTURE, f"cuBLASLt runs on CUDA devices, and the target is {target}")
+    return None
+
+
+def bindings_decline(target: Target) -> Decline | None:
+    """Why the library cannot be called today; installed packages are looked for only where the machine is here."""
     if target.present and importlib.util.find_spec("nvmath") is None:
         return missing(BINDINGS, "the module nvmath.bindings.cublasLt is not installed")
     return None

@@ -1,0 +1,170 @@
+"""Answers of engines as one entry of a cache: how they are written down, and what of a file is believed.
+
+A row is five numbers: places of who was asked, under which circumstances, about which region and in whose words in
+tables of texts, and of the answer in the table of answers, which holds each once: a network asks a thousand questions
+and gets a few hundred different answers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graphdnn.answer import Code, Decline, Fix
+from graphdnn.engines.contract import Support
+
+Answer = Support | Decline
+
+Question = tuple[str, str, str]
+"""Who is asked, under which circumstances, and the region's key."""
+
+Place = tuple[str, str, str, str]
+"""A question, and the wording of the region that its answer is said of: empty for a "yes"."""
+
+FORMAT = 1
+
+OF_THE_MOMENT = frozenset({Code.SETUP, Code.TRANSIENT})
+"""Codes of answers that may be others in a minute: what is missing may be installed."""
+
+TABLES = ("who", "circumstances", "regions", "wordings")
+"""Texts that a row points at, in its order; the answer comes last."""
+
+WIDTH = len(TABLES) + 1
+
+WRITER = json.JSONEncoder(default=repr)
+"""What JSON does not know comes back as something else, and so is not kept."""
+
+UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)
+"""What comes of reading an entry that somebody else wrote."""
+
+
+def spelled_answers(answers: Mapping[Place, Answer]) -> bytes:
+    """The answers as JSON, without any that would not come back equal."""
+    tables: list[dict[str, int]] = [{} for _ in TABLES]
+    numbers: dict[str, int] = {}
+    is_sound: dict[str, bool] = {}
+    rows: list[int] = []
+    for place, answer in answers.items():
+        text = WRITER.encode(row_of(answer))
+        if text not in is_sound:
+            is_sound[text] = comes_back(text, answer)
+        if is_sound[text]:
+            rows += [table.setdefault(word, len(table)) for table, word in zip(tables, place, strict=True)]
+            rows.append(numbers.setdefault(text, len(numbers)))
+    texts = ", ".join(f'"{name}": {json.dumps(list(table))}' for name, table in zip(TABLES, tables, strict=True))
+    return f'{{"format": {FORMAT}, {texts}, "answers": [{", ".join(numbers)}], "rows": {json.dumps(rows)}}}'.encode()
+
+
+def row_of(answer: Answer) -> list[Any]:
+    """A "yes" is what Support has, in its order; a "no" a code, a reason and, where there is one, what Fix has."""
+    if isinstance(answer, Support):
+        return [getattr(answer, name) for name in FIELDS]
+    fix = answer.fix
+    return [answer.code, answer.reason, *((fix.target, fix.attribute, fix.before, fix.after) if fix else ())]
+
+
+def comes_back(text: str, answer: Answer) -> bool:
+    try:
+        return answer_of(json.loads(text)) == answer
+    except UNREADABLE:
+        return False
+
+
+def read_answers(content: bytes) -> dict[Place, Answer] | None:
+    """The answers of an entry; None where anything in it is not as `spelled_answers` writes it."""
+    try:
+        found = json.loads(content)
+        if found.keys() != {"format", *TABLES, "answers", "rows"} or found["format"] != FORMAT:
+            return None
+        tables = [texts(found[name]) for name in TABLES]
+        answers = [answer_of(row) for row in found["answers"]]
+        return placed(numbers(found["rows"]), tables, answers)
+    except UNREADABLE:
+        return None
+
+
+def placed(rows: list[int], tables: list[tuple[str, ...]], answers: list[Answer]) -> dict[Place, Answer]:
+    """The rows' answers.  Raises ValueError for a place that is in no table, and for words that do not fit."""
+    columns = [rows[i::WIDTH] for i in range(WIDTH)]
+    sizes = [*map(len, tables), len(answers)]
+    if len(rows) % WIDTH or any(max(c, default=-1) >= size for c, size in zip(columns, sizes, strict=True)):
+        raise ValueError("a row points at nothing")
+    words = [[table[i] for i in column] for table, column in zip(tables, columns, strict=False)]
+    said = [answers[i] for i in columns[-1]]
+    if any(bool(wording) is isinstance(a, Support) for wording, a in zip(words[-1], said, strict=True)):
+        raise ValueError("a yes is in no words, a no in those of a region")
+    return dict(zip(zip(*words, strict=True), said, strict=True))
+
+
+def answer_of(row: Any) -> Answer:
+    """An answer as `row_of` writes it.  Raises ValueError or TypeError for anything else."""
+    if not isinstance(row, list):
+        raise TypeError("an answer is a list")
+    if len(row) == len(FIELDS):
+        return Support(*[read(value) for read, value in zip(FIELDS.values(), row, strict=True)])
+    code, reason, *fix = texts(row)
+    if Code(code) in OF_THE_MOMENT:
+        raise ValueError(code)
+    return Decline(Code(code), reason, Fix(*fix) if fix else None)
+
+
+def text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(value)
+    return value
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    if type(value) is not list or any(type(entry) is not str for entry in value):
+        raise TypeError(value)
+    return tuple(value)
+
+
+def flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(value)
+    return value
+
+
+def numbers(value: Any) -> list[int]:
+    """Whole numbers, none of them negative."""
+    if type(value) is not list or any(type(entry) is not int or entry < 0 for entry in value):
+        raise TypeError(value)
+    return value
+
+
+def count(value: Any) -> int:
+    return numbers([value])[0]
+
+
+def pairs(value: Any) -> tuple[tuple[int, int], ...]:
+    if type(value) is not list or any(len(numbers(pair)) != 2 for pair in value):
+        raise TypeError(value)
+    return tuple([(first, second) for first, second in value])
+
+
+def microseconds(value: Any) -> float:
+    if type(value) is not float or not (math.isfinite(value) and value >= 0):
+        raise ValueError(value)
+    return value
+
+
+def perhaps(value: Any) -> float | None:
+    return None if value is None else microseconds(value)
+
+
+FIELDS: dict[str, Callable[[Any], Any]] = {
+    "estimated_us": microseconds,
+    "precision": text,
+    "kernels": count,
+    "workspace_bytes": count,
+    "deterministic": flag,
+    "last_resort": flag,
+    "notes": texts,
+    "in_place": pairs,
+    "untimed_us": perhaps,
+    "ruled_out": text,
+}
+"""How each field of Support is read, in the order in which it has them."""
