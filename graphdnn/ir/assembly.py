@@ -148,15 +148,18 @@ class Assembly:
         who = f"node {name}"
         if name in self.nodes:
             raise GraphError(f"{who}: two nodes have this name")
-        found = [(t.shape, t.dtype) for t in inferred(who, op, operands)]
+        values = tuple(Value(n, t) for n, t in results)
+        node = Node(name, op, tuple(operands), values, (name,) if origins is None else origins)
+        found = [(t.shape, t.dtype) for t in inferred(who, node)]
         if found != [(t.shape, t.dtype) for _, t in results]:
             gives = ", ".join(str(TensorType(*t)) for t in found)
             raise GraphError(
                 f"{who}: results are written as {', '.join(str(t) for _, t in results)}; {op} gives {gives}"
             )
-        values = tuple(self._define(who, Value(n, t)) for n, t in results)
+        for value in values:
+            self._define(who, value)
         self.nodes.add(name)
-        self.writer.adopt(Node(name, op, tuple(operands), values, (name,) if origins is None else origins))
+        self.writer.adopt(node)
 
     def finish(
         self, outputs: Mapping[str, Value], updates: Mapping[str, Value], output_strides: Mapping[str, tuple[int, ...]]
@@ -173,15 +176,15 @@ class Assembly:
         return value
 
 
-def inferred(who: str, op: Op, operands: Sequence[Value]) -> tuple[TensorType, ...]:
-    """Types that `op` gives.  Whatever an op stumbles over is a GraphError, since written attributes are unchecked."""
+def inferred(who: str, node: Node) -> tuple[TensorType, ...]:
+    """Types that the op gives.  Whatever it stumbles over is a GraphError, since written attributes are unchecked."""
     try:
-        return op.infer(*(v.type for v in operands))
+        return node.inferred
     except GraphError as error:
         raise GraphError(f"{who}: {error}") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         detail = f"{type(error).__name__}: {error}"
-        raise GraphError(f"{who}: {op!r} does not take these {len(operands)} operands ({detail})") from None
+        raise GraphError(f"{who}: {node.op!r} does not take these {len(node.operands)} operands ({detail})") from None
 
 
 def check_content(who: str, type: TensorType, digest: str, array: Array) -> None:
