@@ -48,7 +48,8 @@ class CompileOptions(BaseModel):
     disabled_engines: engines not to ask (MANIFEST in engines/manifest.py).
     disabled_plans: plans not to run, as engine and the beginning of the name: "cudnn:eng8_k24=2" is one plan, or those
         that differ from it in more knobs, "cudnn:eng8" all of an engine of the library.
-    cache_dir: directory of the disk cache; None is the default one, "" is no cache.
+    cache_dir: directory of the disk cache; None is the default one, "" is no cache.  Planning for a described device
+        uses a cache only where one is named.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

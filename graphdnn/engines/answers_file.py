@@ -31,6 +31,7 @@ OF_THE_MOMENT = frozenset({Code.SETUP, Code.TRANSIENT})
 TABLES = ("who", "circumstances", "regions", "wordings")
 """Texts that a row points at, in its order; the answer comes last."""
 
+PARTS = frozenset({"format", *TABLES, "answers", "rows"})
 WIDTH = len(TABLES) + 1
 
 WRITER = json.JSONEncoder(default=repr)
@@ -76,7 +77,7 @@ def read_answers(content: bytes) -> dict[Place, Answer] | None:
     """The answers of an entry; None where anything in it is not as `spelled_answers` writes it."""
     try:
         found = json.loads(content)
-        if found.keys() != {"format", *TABLES, "answers", "rows"} or found["format"] != FORMAT:
+        if type(found) is not dict or found.keys() != PARTS or found["format"] != FORMAT:
             return None
         tables = [texts(found[name]) for name in TABLES]
         answers = [answer_of(row) for row in found["answers"]]
