@@ -48,6 +48,8 @@ def test_resnet50_fuses_as_planned() -> None:
     assert len(convs) == 53
     assert sum(r.pattern.endswith("relu") for r in convs) == 49
     assert sum("add" in r.pattern.split("+") for r in convs) == 16
+    pointwise = {"relu", "add", "bias", "mul", "sub", "cast"}
+    assert not [r.pattern for r in exe.report.regions if set(r.pattern.split("+")) <= pointwise]
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(gd.float16, 5e-3), (gd.float32, 1e-5)], ids=str)

@@ -24,12 +24,11 @@ def test_equals_pytorch_on_the_cpu(parameters, rng) -> None:
 
 def test_activations_stay_moderate(parameters, rng) -> None:
     graph = build(parameters, 2, gd.float32, size=64)
-    peaks = {}
-    relus = {n.name: n.result for n in graph.nodes if n.op.label == "relu"}
-    probed = gd.Graph("probed", graph.nodes, graph.inputs, graph.constants, graph.payloads, relus)
-    for name, array in gd.evaluate(probed, {"x": rng.standard_normal((2, 3, 64, 64)).astype(np.float32)}).items():
-        peaks[name] = float(np.abs(array).max())
-    assert len(peaks) == 49
+    every = {n.name: n.result for n in graph.nodes}
+    probed = gd.Graph("probed", graph.nodes, graph.inputs, graph.constants, graph.payloads, every)
+    found = gd.evaluate(probed, {"x": rng.standard_normal((2, 3, 64, 64)).astype(np.float32)})
+    peaks = {name: float(np.abs(array).max()) for name, array in found.items()}
+    assert len(peaks) == len(graph.nodes) > 3 * 53
     assert all(1e-2 < peak < 1e3 for peak in peaks.values()), peaks
 
 
