@@ -89,6 +89,7 @@ NUMPY_ARGUMENTS = {
     "window": lambda g, x: g.attention(x, x, x, window=np.array([1, 2]), scale=np.float32(0.5)),
     "true": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), stride=True, groups=True),
     "clip": lambda g, x: g.clip(x, min=np.float32(0.5)),
+    "flag": lambda g, x: g.reduce_sum(x, axes=1, keepdims=np.bool_(True)),
     "size": lambda g, x: g.iota(np.int64(3)),
 }
 
@@ -122,6 +123,13 @@ WRONG = {
     "slice: an entry of starts is 0.5": lambda g, x: g.slice(x, [0.5] * 4, [2] * 4),
     "slice: starts is 0": lambda g, x: g.slice(x, 0, 1),
     "pad: value is 'a'": lambda g, x: g.pad(x, [(0, 0)] * 4, value="a"),
+    "pad: padding is 1; one (lo, hi) pair": lambda g, x: g.pad(x, 1),
+    "pad: padding is None": lambda g, x: g.pad(x, None),
+    "max_pool: ceil_mode is 'no'; True or False": lambda g, x: g.max_pool(x, kernel=2, ceil_mode="no"),
+    "avg_pool: ceil_mode is 1": lambda g, x: g.avg_pool(x, kernel=2, ceil_mode=1),
+    "avg_pool: count_include_pad is None": lambda g, x: g.avg_pool(x, kernel=2, count_include_pad=None),
+    "reduce_sum: keepdims is array([1, 1])": lambda g, x: g.reduce_sum(x, axes=1, keepdims=np.array([1, 1])),
+    "attention: return_lse is nan": lambda g, x: g.attention(x, x, x, return_lse=float("nan")),
     "iota: size is 2.5": lambda g, x: g.iota(2.5),
     "conv: stride is 2.0": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), stride=2.0),
     "conv: padding is None": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), padding=None),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import SupportsFloat, SupportsIndex
 
+import numpy as np
+
 from graphdnn.errors import GraphError
 
 
@@ -32,3 +34,10 @@ def number(who: str, what: str, value: SupportsFloat) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     raise GraphError(f"{who}: {what} is {value!r}; a number is needed")
+
+
+def flag(who: str, what: str, value: bool) -> bool:
+    """True or False.  Raises GraphError naming `who` and `what` for anything else: "no" would be true."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise GraphError(f"{who}: {what} is {value!r}; True or False is needed")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, overload
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import number, whole_number
+from graphdnn.ir.builder.arguments import flag, number, whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.attention import Attention
@@ -90,7 +90,7 @@ class AttentionMethods(BuilderCore):
             causal=causal,
             window=None if window is None else bounds(who, window),
             extras=tuple(given),
-            return_lse=bool(return_lse),
+            return_lse=flag(who, "return_lse", return_lse),
         )
         results = self._add(op, q, k, v, *given.values(), name=name)
         return (results[0], results[1]) if return_lse else results[0]

@@ -138,7 +138,10 @@ class MovementMethods(BuilderCore):
         """x with ((lo, hi), ...) more elements of `value` on both sides of each axis."""
         who = name or "pad"
         self._check_owned(f"{who}: x", x)
-        pairs = [whole_numbers(who, "padding", pair) for pair in padding]
+        try:
+            pairs = [whole_numbers(who, "padding", pair) for pair in padding]
+        except TypeError:
+            pairs = [()]
         if any(len(pair) != 2 for pair in pairs):
             raise GraphError(f"{who}: padding is {padding!r}; one (lo, hi) pair per axis of x is needed")
         filler = number(who, "value", value)

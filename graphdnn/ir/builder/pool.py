@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.builder.arguments import flag
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.builder.linear import Padding, Window, pairs, per_axis
 from graphdnn.ir.graph import Value
@@ -33,7 +34,7 @@ class PoolMethods(BuilderCore):
             padding=pairs(who, padding, spatial),
             stride=per_axis(who, "stride", kernel if stride is None else stride, spatial),
             dilation=per_axis(who, "dilation", dilation, spatial),
-            ceil_mode=bool(ceil_mode),
+            ceil_mode=flag(who, "ceil_mode", ceil_mode),
         )
         return self._add(op, x, name=name)[0]
 
@@ -56,8 +57,8 @@ class PoolMethods(BuilderCore):
             kernel=per_axis(who, "kernel", kernel, spatial),
             padding=pairs(who, padding, spatial),
             stride=per_axis(who, "stride", kernel if stride is None else stride, spatial),
-            ceil_mode=bool(ceil_mode),
-            count_include_pad=bool(count_include_pad),
+            ceil_mode=flag(who, "ceil_mode", ceil_mode),
+            count_include_pad=flag(who, "count_include_pad", count_include_pad),
         )
         return self._add(op, x, name=name)[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphdnn.ir.builder.arguments import flag
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.reduction import Reduce
@@ -35,4 +36,5 @@ class ReductionMethods(BuilderCore):
         who = name or f"reduce_{fn}"
         self._check_owned(f"{who}: x", x)
         found = tuple(range(x.type.rank)) if axes is None else normalize_axes(axes, x.type, who)
-        return self._add(Reduce(fn=fn, axes=found, keepdims=bool(keepdims)), x, name=name)[0]
+        op = Reduce(fn=fn, axes=found, keepdims=flag(who, "keepdims", keepdims))
+        return self._add(op, x, name=name)[0]
