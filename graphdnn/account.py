@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 
 from graphdnn.answer import Code, Decline
@@ -19,6 +18,7 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
+from graphdnn.lazy import cached_property
 from graphdnn.passes.fuse import Proposal
 from graphdnn.passes.pipeline import PassRecord
 from graphdnn.passes.promote import Promotion

@@ -78,8 +78,32 @@ thread.start()
 begun.wait()
 """
 
+PROPERTY = """
+from graphdnn.ir.region import Region
 
-@pytest.mark.parametrize("script", [CALL, BUILD, COMPILE], ids=["call", "build", "compile"])
+def graph(width):
+    g = gd.GraphBuilder("small")
+    return g.build({"y": g.relu(g.input("x", (2, width), gd.float32))})
+
+work = lambda: gd.compile(graph(3), target="cpu")(x)
+work()  # once, for what is imported on the way
+key = Region.__dict__["key"]
+compute = key._compute
+def slow(region):
+    if os.getpid() == parent:
+        begun.set()
+        go_on.wait()
+    return compute(region)
+
+key._compute = slow
+thread = threading.Thread(target=lambda: gd.compile(graph(4), target="cpu"))
+thread.start()
+begun.wait()
+"""
+"""A thread that works out what a region keeps of itself."""
+
+
+@pytest.mark.parametrize("script", [CALL, BUILD, COMPILE, PROPERTY], ids=["call", "build", "compile", "property"])
 def test_a_child_does_not_wait_for_threads_that_it_does_not_have(script: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START + script + FORK], capture_output=True, text=True, cwd=ROOT, timeout=120

@@ -6,7 +6,6 @@ import hashlib
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ import numpy as np
 from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.lazy import cached_property
 from graphdnn.spelling import counted
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from math import gcd
 
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.views import is_part_of, resolve
+from graphdnn.lazy import cached_property
 
 ALIGNMENT = 16
 """Bytes at whose multiples every input, constant, state and computed value starts, whoever hands it in."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphdnn.errors import GraphError
+from graphdnn.lazy import cached_property
 
 Array = npt.NDArray[Any]
 Kind = Literal["float", "int", "uint", "bool"]

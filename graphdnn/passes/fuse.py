@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.ir.views import is_free
+from graphdnn.lazy import cached_property
 from graphdnn.passes.patterns import FUSIONS
 from graphdnn.passes.patterns.fusion import Fusion
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
@@ -19,6 +18,7 @@ from graphdnn.ir.ops.movement import Pad, Slice, Split, WriteSlice
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import TensorType, channels_last
+from graphdnn.lazy import cached_property
 from graphdnn.passes.layout_cut import source_side
 from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows, is_matrix, layouts
 

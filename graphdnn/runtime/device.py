@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import functools
 import os
 import threading
 import weakref
@@ -20,6 +19,7 @@ import numpy as np
 
 from graphdnn.engines.contract import MEMORY_ALIGNMENT, Store, aligned
 from graphdnn.errors import ContextLostError, ExecutionError, SetupError
+from graphdnn.lazy import cached_property
 from graphdnn.runtime.buffers import Memory, Pinned
 from graphdnn.runtime.driver import CAPTURE_IMPLICIT, STICKY_ERRORS, check, core, driver
 from graphdnn.runtime.retain import Retentions
@@ -136,7 +136,7 @@ class CudaDevice:
         if not self.is_alone and self._local.stack.pop():
             self.driver.cuCtxPopCurrent()
 
-    @functools.cached_property
+    @cached_property
     def target(self) -> Target:
         """What this device is: a described one where its name is known, else a description from its attributes."""
         from graphdnn.runtime.describe import describe

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -18,6 +17,7 @@ from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.views import is_free
+from graphdnn.lazy import cached_property
 from graphdnn.runtime.memory import Lifetime, lower_bound, pack
 
 Space = Literal["input", "constant", "state", "output", "arena"]

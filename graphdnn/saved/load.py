@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 from graphdnn.answer import Code, Decline
@@ -27,6 +26,7 @@ from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.ir.views import is_free
+from graphdnn.lazy import cached_property
 from graphdnn.report import CompileReport
 from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.program import Program
