@@ -1,6 +1,7 @@
 """Lock files: the same regions, engines, plans and bits again; what does not fit is said and compiled as usual."""
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import graphdnn as gd
 from graphdnn import lock
 from graphdnn.engines import manifest
 from graphdnn.passes.fuse import propose
+from graphdnn.saved.kinds import Kind, kind_of
 from tests.cases.fake_engine import FakeEngine
 from tests.passes.random_graphs import random_arrays, random_graph
 from tests.test_diff import block
@@ -276,6 +278,25 @@ def test_what_is_no_path_of_a_file_is_refused(given: Any, said: str) -> None:
         assert str(caught.value).startswith(who)
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_what_might_never_end_is_not_read(tmp_path: Path) -> None:
+    pipe, sparse = tmp_path / "pipe", tmp_path / "sparse"
+    os.mkfifo(pipe)
+    with open(sparse, "wb") as file:
+        file.truncate(1 << 40)
+    for place, said in (
+        (pipe, "no regular file"),
+        (tmp_path, "no regular file"),
+        (Path("/dev/zero"), "no regular file"),
+        (sparse, r"more than \d+ bytes"),
+    ):
+        with pytest.raises(gd.SavedFileError, match=said):
+            gd.compile(block(8), target="cpu", lock=place)
+    for place in (pipe, tmp_path, Path("/dev/zero")):
+        with pytest.raises(gd.GraphError, match="no regular file"):
+            gd.Graph.load(str(place))
+    assert kind_of(sparse) is Kind.NO_JSON
 
 
 def test_an_engine_that_does_not_take_it_is_said(path: Path) -> None:

@@ -298,6 +298,8 @@ def read(path: str | Path) -> Graph:
     Raises GraphError naming the field of the document, or the tensor of the file, that is wrong.
     """
     place = Path(path)
+    if place.exists() and not place.is_file():
+        raise GraphError(f"{place}: it is no regular file; a graph's document is needed")
     try:
         text = place.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from graphdnn.errors import SavedFileError
 from graphdnn.saved import container
-from graphdnn.saved.records import read_json
+from graphdnn.saved.records import LONGEST, read_json
 
 
 class Kind(StrEnum):
@@ -66,7 +66,8 @@ def kind_of(path: Path) -> Kind:
     if not path.stat().st_size:
         return Kind.EMPTY
     try:
-        found = read_json(path.name, path.read_bytes())
+        with open(path, "rb") as file:
+            found = read_json(path.name, file.read(LONGEST + 1))
     except SavedFileError:
         return Kind.NO_JSON
     if not isinstance(found, dict):

@@ -49,7 +49,7 @@ def complaint(error: ValidationError) -> str:
 def read_json(who: str, content: bytes) -> Any:
     """What a JSON text says.  Raises SavedFileError for bytes that are no such text, or too many."""
     if len(content) > LONGEST:
-        raise SavedFileError(f"{who}: it has {len(content)} bytes of JSON; at most {LONGEST} are read")
+        raise SavedFileError(f"{who}: it has more than {LONGEST} bytes, which is no JSON of graphdnn")
     try:
         return json.loads(content.decode("utf-8"), object_pairs_hook=distinct, parse_constant=no_number)
     except RecursionError:
