@@ -21,8 +21,12 @@ class ContextLostError(ExecutionError):
     """The CUDA context of this process faulted and will not work again."""
 
 
-class OutOfMemoryError(ExecutionError):
-    """There was not enough memory at that moment; another time the same may work."""
+class MomentaryError(ExecutionError):
+    """What else was going on kept it from working, such as a capture that lasted; another time the same may work."""
+
+
+class OutOfMemoryError(MomentaryError):
+    """There was not enough memory at that moment."""
 
 
 class SetupError(CompileError):

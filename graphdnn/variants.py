@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from graphdnn.engines.remember import Memory
-from graphdnn.errors import CompileError, ContextLostError, ExecutionError, OutOfMemoryError
+from graphdnn.errors import CompileError, ContextLostError, ExecutionError, MomentaryError
 from graphdnn.fitting import COMPETING, fitted
 from graphdnn.planning import Planned, Problem
 from graphdnn.runtime.schedule import Schedule
@@ -66,7 +66,7 @@ def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer
             try:
                 plans[name] = fitted(problem, (name,))
                 times[name] = timer.whole(plans[name][1])
-            except OutOfMemoryError:
+            except MomentaryError:
                 fits = False  # today
             except ContextLostError:
                 raise

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Prober, Support, aligned
-from graphdnn.errors import ContextLostError, ExecutionError, OutOfMemoryError
+from graphdnn.errors import ContextLostError, ExecutionError, MomentaryError
 
 Plan = DevicePlan | HostPlan
 
@@ -150,7 +150,8 @@ def built(
 
 
 def failure(error: Exception, what: str, candidate: Candidate, device: Device) -> Decline:
-    """An error of a plan as a decline: `transient` where memory was lacking, which another time there may be.
+    """An error of a plan as a decline: `transient` where memory was lacking or a capture in the way, which says nothing
+    of the plan.
 
     Raises ContextLostError, naming the plan, where no plan runs on the device any more: all that come after it would
     fail for this one's fault.
@@ -159,7 +160,7 @@ def failure(error: Exception, what: str, candidate: Candidate, device: Device) -
     if lost is not None:
         plan = f"plan {candidate.name} of {candidate.engine} for {candidate.region.pattern}"
         raise ContextLostError(f"{plan} {what}: {lost}") from error
-    code = Code.TRANSIENT if isinstance(error, OutOfMemoryError | MemoryError) else Code.RUN
+    code = Code.TRANSIENT if isinstance(error, MomentaryError | MemoryError) else Code.RUN
     return Decline(code, f"{what}: {str(error) or type(error).__name__}")
 
 

@@ -7,7 +7,7 @@ import functools
 import sys
 from typing import Any
 
-from graphdnn.errors import ExecutionError, OutOfMemoryError, SetupError
+from graphdnn.errors import ExecutionError, MomentaryError, OutOfMemoryError, SetupError
 
 LEGACY_STREAM = 1
 """The legacy default stream by its explicit handle; 0 would mean another stream where the driver is told so."""
@@ -74,14 +74,16 @@ def core() -> Any:
 
 def check(what: str, result: tuple[Any, ...]) -> Any:
     """The value of a driver call.  Raises ExecutionError saying what was asked for and what the driver answered;
-    OutOfMemoryError where that is a lack of memory."""
+    OutOfMemoryError where that is a lack of memory, MomentaryError where somebody's capture is in the way."""
     status = result[0]
     if int(status) == 0:
         return result[1] if len(result) > 1 else None
-    note = ""
+    note, kind = "", ExecutionError
     if int(status) in CAPTURE_ERRORS:
         note = "; a stream is being captured, during which nothing may be compiled, allocated or waited for"
-    kind = OutOfMemoryError if int(status) == OUT_OF_MEMORY else ExecutionError
+        kind = MomentaryError
+    elif int(status) == OUT_OF_MEMORY:
+        kind = OutOfMemoryError
     raise kind(f"CUDA was asked to {what} and answered {status.name}{note}")
 
 

@@ -14,7 +14,7 @@ from graphdnn import compiler, session
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy
 from graphdnn.engines.manifest import MANIFEST
-from graphdnn.errors import OutOfMemoryError
+from graphdnn.errors import MomentaryError, OutOfMemoryError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.runtime.cache import DiskStore
@@ -76,7 +76,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> DiskStore:
 ACTS = {"a": Act(30), "b": Act(5), "c": Act(12)}
 
 
-@pytest.mark.parametrize("error", [OutOfMemoryError, MemoryError])
+@pytest.mark.parametrize("error", [OutOfMemoryError, MomentaryError, MemoryError])
 @pytest.mark.parametrize("lacks", ["build", "load", "run", "measure"])
 def test_a_plan_that_lacked_memory_is_tried_another_time(
     lacks: str, error: type[Exception], store: DiskStore, clock: Clock, with_engines: Any

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from graphdnn.engines.contract import MEMORY_ALIGNMENT
-from graphdnn.errors import ExecutionError, OutOfMemoryError, SetupError
+from graphdnn.errors import ExecutionError, MomentaryError, OutOfMemoryError, SetupError
 from graphdnn.ir.types import TensorType, uint8
 from graphdnn.runtime import driver as drivers
 from graphdnn.runtime.buffers import Memory, host_view
@@ -60,7 +60,7 @@ class Status(int):
     name = "CUDA_ERROR_SOMETHING"
 
 
-@pytest.mark.parametrize(("status", "note"), [(2, False), (901, True)])
+@pytest.mark.parametrize(("status", "note"), [(2, False), (901, True), (1, False)])
 def test_a_failed_driver_call_says_what_was_asked(status: int, note: bool) -> None:
     assert check("count devices", (Status(0), 3)) == 3
     assert check("free memory", (Status(0),)) is None
@@ -68,6 +68,7 @@ def test_a_failed_driver_call_says_what_was_asked(status: int, note: bool) -> No
         check("do it", (Status(status), 0))
     assert ("a stream is being captured" in str(error.value)) == note
     assert isinstance(error.value, OutOfMemoryError) == (status == 2)
+    assert isinstance(error.value, MomentaryError) == (status in (2, 901))
 
 
 def test_without_a_driver_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
