@@ -1,0 +1,114 @@
+"""Contexts, captures and scratch memory with the libraries' own plans, through the public calls."""
+
+import gc
+import threading
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import graphdnn as gd
+from graphdnn.ir.types import channels_last
+from tests.numbers import relative_error
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = (4, 32, 18, 18)
+
+
+def convolution() -> gd.Graph:
+    """Two convolutions with an intermediate between them, so that contexts have scratch memory to mix up."""
+    rng = np.random.default_rng(3)
+    g = gd.GraphBuilder("convolution")
+    x = g.input("x", SHAPE, gd.float16, strides=channels_last(SHAPE))
+    for _ in range(2):
+        w = g.constant((rng.standard_normal((32, 32, 3, 3)) / 17).astype(np.float16))
+        x = g.relu(g.conv(x, w, padding=1))
+    return g.build({"y": x}, strides={"y": channels_last(SHAPE)})
+
+
+def product(inner: int) -> gd.Graph:
+    """Few tiles and a long sum, which a library splits into parts that lie in scratch memory."""
+    g = gd.GraphBuilder(f"product{inner}")
+    a, b = g.input("a", (64, inner), gd.float16), g.input("b", (inner, 512), gd.float16)
+    return g.build({"y": g.softmax(g.matmul(a, b))})
+
+
+def test_t4_convolutions_in_threads_with_streams_of_their_own(seed: int) -> None:
+    graph = convolution()
+    exe = gd.compile(graph, target="cuda")
+    errors: list[str] = []
+
+    def work(number: int) -> None:
+        rng = np.random.default_rng([seed, number])
+        try:
+            values = [rng.standard_normal(SHAPE).astype(np.float16) for _ in range(4)]
+            wanted = [gd.evaluate(graph, {"x": v}, gd.float64)["y"] for v in values]
+            own, side = exe.context(), torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                x = torch.empty(SHAPE, dtype=torch.float16, device="cuda", memory_format=torch.channels_last)
+                bound = own.bind({"x": x})
+                for turn in range(100):
+                    x.copy_(torch.from_numpy(values[turn % 4]))
+                    call = bound if turn % 2 else lambda *, stream: own({"x": x}, stream=stream)
+                    found = torch.from_dlpack(call(stream=side.cuda_stream)["y"]).cpu().numpy()
+                    error = relative_error(found, wanted[turn % 4])
+                    assert error <= 2e-3, f"turn {turn} of thread {number}: {error}"
+        except BaseException:
+            errors.append(traceback.format_exc())
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, "\n".join(errors)
+
+
+def test_t3_scratch_memory_stays_where_a_callers_graph_replays_it(rng: np.random.Generator) -> None:
+    """Captured with scratch memory W; then the executable is dropped and one that needs more runs; then a replay."""
+    graph = product(8192)
+    exe = gd.compile(graph, target="cuda")
+    assert any(r.workspace_bytes for r in exe.report.regions), "no plan here has scratch memory: nothing is tested"
+    drawn = {n: rng.standard_normal(v.type.shape).astype(np.float16) / 8 for n, v in graph.inputs.items()}
+    inputs = {n: torch.from_numpy(a.astype(np.float16)).cuda() for n, a in drawn.items()}
+    bound = exe.bind(inputs)
+    y = torch.from_dlpack(bound()["y"])
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        bound(stream=torch.cuda.current_stream().cuda_stream)
+    del bound, exe
+    gc.collect()
+    larger = product(16384)
+    other = gd.compile(larger, target="cuda")
+    for _ in range(3):
+        other({n: torch.full(v.type.shape, torch.nan, dtype=torch.float16).cuda() for n, v in larger.inputs.items()})
+        y.fill_(torch.nan)
+        captured.replay()
+        torch.cuda.synchronize()
+        wanted = gd.evaluate(graph, {n: a.cpu().numpy() for n, a in inputs.items()}, gd.float64)["y"]
+        # float16 logits of about 6 are off by 2e-3, and so is what becomes of them
+        assert relative_error(y.cpu().numpy(), wanted) <= 8e-3
+
+
+def test_compiling_inside_a_callers_capture_raises_and_later_works(tmp_path: Path) -> None:
+    """What failed for the capture alone is not remembered: the same compilation afterwards finds every plan."""
+    options = gd.CompileOptions(cache_dir=str(tmp_path), selection="autotune", progress=False)
+    graph, said = convolution(), ""
+    captured = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(captured):
+            try:
+                gd.compile(graph, target="cuda", options=options)
+            except gd.GraphDnnError as error:
+                said = str(error)
+    except RuntimeError:
+        pass  # a call that is not permitted ends the capture, and PyTorch says so
+    assert "a stream is being captured" in said
+    torch.cuda.synchronize()
+    report = gd.compile(graph, target="cuda", options=options).report
+    assert all(r.measured_us for r in report.regions)
+    failed = [p.reason for c in report.candidates for p in c.plans if p.verdict == "failed"]
+    assert not any("captur" in reason for reason in failed)
