@@ -21,6 +21,7 @@ from graphdnn.engines.saved import spelled
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
+from graphdnn.lazy import cached_property
 from graphdnn.target import Target
 
 KIND = "answers"
@@ -107,7 +108,7 @@ class Notebook:
         self._asked: dict[Place, Answer] = {}
         self._has_news = False
 
-    @functools.cached_property
+    @cached_property
     def _known(self) -> dict[Place, Answer]:
         content = self._store.get(KIND, self._key()) if is_as_loaded() else None
         if content is None:

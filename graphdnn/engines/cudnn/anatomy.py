@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from graphdnn.answer import Code, Decline
@@ -20,6 +19,7 @@ from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import aligned_strides
+from graphdnn.lazy import cached_property
 
 CONVOLUTIONS: tuple[type[Op], ...] = (Conv, ConvTranspose)
 ROW_NORMS: tuple[type[Op], ...] = (LayerNorm, RmsNorm)

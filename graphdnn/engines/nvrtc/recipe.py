@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Policy
@@ -17,6 +16,7 @@ from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
+from graphdnn.lazy import cached_property
 from graphdnn.target import Target
 
 
