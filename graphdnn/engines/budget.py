@@ -50,9 +50,9 @@ class Budget:
 
     def __enter__(self) -> Budget:
         # Handlers belong to the main thread, in others a Ctrl-C never arrives; one that Python did not set it cannot
-        # put back.
+        # put back.  What runs in the background of a script ignores a Ctrl-C that is meant for the script.
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is not None:
+        if is_main and signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN):
             self._previous = signal.signal(signal.SIGINT, self.interrupt)
         return self
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -31,3 +32,11 @@ def with_engines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setitem(manifest.BY_KIND, "cpu", tuple(by_name))
 
     return put
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own answer to Ctrl-C: a process that a script started in the background inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -15,6 +14,7 @@ import graphdnn as gd
 from graphdnn import session
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines import check, tune
+from graphdnn.engines.budget import Budget
 from graphdnn.engines.trial import Tried, built
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
@@ -241,6 +241,7 @@ class TestBudget:
         assert (report.regions[0].plan, report.regions[0].measured_us) == ("a", None)
         assert any("not timed" in note for note in report.regions[0].notes)
 
+    @pytest.mark.usefixtures("ctrl_c")
     @pytest.mark.parametrize("selection", ["autotune", "measure"])
     def test_ctrl_c_keeps_what_is_known_and_finishes(self, selection: str, clock: Clock, with_engines: Any) -> None:
         class Interrupting(Scripted):
@@ -258,15 +259,17 @@ class TestBudget:
         assert signal.getsignal(signal.SIGINT) is before
         np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
 
+    def test_a_ctrl_c_that_the_process_ignores_stays_ignored(self, ctrl_c: None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with Budget() as budget:
+            signal.raise_signal(signal.SIGINT)
+        assert not budget.is_over()
+
+    @pytest.mark.usefixtures("ctrl_c")
     def test_a_second_ctrl_c_ends_the_compilation(self, clock: Clock, with_engines: Any) -> None:
         class Impatient(Scripted):
             def build(self, candidate: Any, device: Any) -> Any:
-                first = signal.getsignal(signal.SIGINT)
                 signal.raise_signal(signal.SIGINT)
-                # Two signals that the main thread has not seen yet count as one.
-                end = time.monotonic() + 10
-                while signal.getsignal(signal.SIGINT) == first and time.monotonic() < end:
-                    time.sleep(0.001)
                 signal.raise_signal(signal.SIGINT)
                 return super().build(candidate, device)
 
