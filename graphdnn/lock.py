@@ -35,7 +35,7 @@ KEY_LENGTH = 16
 """Hexadecimal digits of a region's key that stand in the file."""
 
 MACHINE = ("device", "architecture", "multiprocessors")
-"""Facts of the environment without which a plan's name means nothing."""
+"""Facts of the environment that say which machine it is, beside its versions."""
 
 NUMBERS = ("precision", "deterministic", "workspace_limit", "disabled_passes", "disabled_engines", "disabled_plans")
 """Options that decide which bits come out; those that a file does not name were left as they are by default."""
@@ -156,7 +156,7 @@ class Lock:
 
     @staticmethod
     def of(path: Path, graph: str, target: Target, options: dict[str, Any]) -> Lock:
-        """The lock for a graph of this name, a machine and options; for another machine nothing of it is taken.
+        """The lock for a graph of this name, a machine and options; how they differ from the file's is said.
 
         Raises SavedFileError for a damaged file.
         """
@@ -167,9 +167,8 @@ class Lock:
         for name in dict.fromkeys((*there, *here)):
             was, now = there.get(name, "none"), here.get(name, "none")
             if was != now and name in MACHINE:
-                lock.give_up(f"it was made for {name} {was}, and this is {now}, so that nothing of it is taken")
-                return lock
-            if was != now and target.present:
+                lock._say(f"it was made for {name} {was}, and this is {now}; regions that do not fit are chosen anew")
+            elif was != now and target.present:
                 lock._say(f"it was made with {name} {was}, and this is {now}; bits may differ")
         usual = CompileOptions().model_dump(mode="json")
         for name in NUMBERS:

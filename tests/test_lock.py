@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,11 +197,24 @@ def test_a_graph_that_changed_falls_back_where_it_changed(path: Path) -> None:
     assert again({n: np.ones(v.type.shape, np.float32) for n, v in again.graph.inputs.items()})["z"].shape == (4, 7)
 
 
-def test_another_device_takes_nothing_of_it(path: Path) -> None:
+def test_another_device_takes_what_fits_region_by_region(path: Path) -> None:
     gd.compile(block(8), target=H200).save_lock(path)
-    with pytest.warns(RuntimeWarning, match="made for device h200, and this is cpu, so that nothing of it is taken"):
+    with pytest.warns(RuntimeWarning, match="made for device h200, and this is cpu; regions that do not fit"):
         again = gd.compile(block(8), target="cpu", lock=path)
     assert cover(again) == cover(gd.compile(block(8), target="cpu"))
+    names = {e["region"] for e in json.loads(path.read_text())["regions"]}
+    assert all(any(f"region {name} " in said for said in again.report.effects) for name in names)
+
+
+def test_a_smaller_device_follows_the_file_where_it_can(path: Path) -> None:
+    made = gd.compile(block(8), target=H200)
+    made.save_lock(path)
+    smaller = replace(H200, name="smaller", sm_count=8)
+    with pytest.warns(RuntimeWarning, match="made for device h200, and this is smaller; regions that do not fit"):
+        again = gd.compile(block(8), target=smaller, lock=path)
+    assert cover(again) == cover(made)
+    decided = next(said for said in again.report.effects if " decided " in said)
+    assert decided.endswith(f"decided {len(made.report.regions)} of {len(made.report.regions)} regions")
 
 
 def test_another_version_and_options_are_said(path: Path) -> None:
