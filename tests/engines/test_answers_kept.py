@@ -207,7 +207,7 @@ def test_engines_of_others_are_not_kept(with_engines: Callable[..., None]) -> No
     assert not shelf.calls
 
 
-@pytest.mark.parametrize("code", OF_THE_MOMENT)
+@pytest.mark.parametrize("code", sorted(OF_THE_MOMENT))
 def test_what_is_true_of_the_moment_is_not_kept(code: Code, with_engines: Callable[..., None]) -> None:
     shelf, absent = Shelf(), oracle()
     absent.answer = Decline(code, "there is no library")
