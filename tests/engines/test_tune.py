@@ -14,7 +14,6 @@ import graphdnn as gd
 from graphdnn import session
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines import check, tune
-from graphdnn.engines.budget import Budget
 from graphdnn.engines.trial import Tried, built
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
@@ -258,12 +257,6 @@ class TestBudget:
         assert "interrupted" in exe.explain()
         assert signal.getsignal(signal.SIGINT) is before
         np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
-
-    def test_a_ctrl_c_that_the_process_ignores_stays_ignored(self, ctrl_c: None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with Budget() as budget:
-            signal.raise_signal(signal.SIGINT)
-        assert not budget.is_over()
 
     @pytest.mark.usefixtures("ctrl_c")
     def test_a_second_ctrl_c_ends_the_compilation(self, clock: Clock, with_engines: Any) -> None:

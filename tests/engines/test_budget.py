@@ -1,0 +1,25 @@
+"""What ends timing from outside: who may press Ctrl-C."""
+
+import signal
+
+import pytest
+
+from graphdnn.engines.budget import Budget
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_the_first_ctrl_c_ends_timing_only() -> None:
+    with Budget() as budget:
+        signal.raise_signal(signal.SIGINT)
+        assert budget.is_over()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_ctrl_c_that_the_process_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Budget() as budget:
+        signal.raise_signal(signal.SIGINT)
+    assert not budget.is_over()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
