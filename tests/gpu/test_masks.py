@@ -22,10 +22,11 @@ MASKS = {
 
 
 def hiding(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """A mask of which the first entry along its first long axis hides all there is, and others half of it."""
+    """A mask of which the first entry along its first long axis hides all there is, the last nothing, others half."""
     mask = rng.random(shape) < 0.5
     axis = next(a for a, n in enumerate(shape) if n > 1)
     mask[(slice(None),) * axis + (0,)] = False
+    mask[(slice(None),) * axis + (-1,)] = True
     return mask
 
 

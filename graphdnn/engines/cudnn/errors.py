@@ -7,18 +7,22 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from graphdnn.answer import Code, Decline, Fix, missing
-from graphdnn.errors import ExecutionError, OutOfMemoryError
+from graphdnn.errors import ExecutionError, MomentaryError, OutOfMemoryError
 
 T = TypeVar("T")
 
 PACKAGE = "nvidia-cudnn-cu13"
 FRONTEND = "nvidia-cudnn-frontend"
 
+CAPTURES = ("when stream is capturing", "STREAM_CAPTURE")
+"""What stands in the text where somebody's capture is in the way: as the runtime words it, and its status."""
+
 CODES: tuple[tuple[str, Code], ...] = (
     ("HOST_ALLOCATION_FAILED", Code.TRANSIENT),  # one engine that had no memory makes a no of them all one of today
     ("DEVICE_ALLOCATION_FAILED", Code.TRANSIENT),
     ("STATUS_ALLOC_FAILED", Code.TRANSIENT),
     ("CUDA_ERROR_OUT_OF_MEMORY", Code.TRANSIENT),
+    *((mark, Code.TRANSIENT) for mark in CAPTURES),
     ("workspace violation", Code.OPTION),
     ("Deselecting execution plan", Code.OPTION),
     ("RUNTIME_PREREQUISITE_MISSING", Code.SETUP),
@@ -50,9 +54,12 @@ def decline(error: Exception, who: str) -> Decline:
 
 
 def failure(error: Exception, who: str) -> ExecutionError:
-    """The error that an exception of the frontend becomes where a plan runs; OutOfMemoryError for a lack of memory."""
+    """The error that an exception of the frontend becomes where a plan runs: OutOfMemoryError for a lack of memory,
+    MomentaryError for a capture in the way."""
     found = decline(error, who)
-    return (OutOfMemoryError if found.code is Code.TRANSIENT else ExecutionError)(found.reason)
+    if found.code is not Code.TRANSIENT:
+        return ExecutionError(found.reason)
+    return (MomentaryError if any(mark in str(error) for mark in CAPTURES) else OutOfMemoryError)(found.reason)
 
 
 def needed_workspace(text: str) -> int | None:

@@ -63,7 +63,7 @@ class Lowering:
 
     graph: Any
     bindings: tuple[tuple[int, int], ...]
-    """The region's inputs, then its outputs; an input told in two ways is bound twice."""
+    """The region's inputs, then its outputs; an input told in two ways, or in two roles, is bound twice."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Emit:
     bindings: list[tuple[int, int]] = field(default_factory=list)
     told: dict[Value, Description] = field(default_factory=dict)
     """Descriptions of results that are not the frame's, set by rules."""
-    _inputs: dict[tuple[Value, Description], Handle] = field(default_factory=dict)
+    _inputs: dict[tuple[Value, Description, str], Handle] = field(default_factory=dict)
     _uids: int = 0
 
     def uid(self) -> int:
@@ -89,11 +89,11 @@ class Emit:
     def dtype(self, dtype: DType) -> Any:
         return getattr(self.cudnn.data_type, DATA_TYPES[dtype.name])
 
-    def read(self, value: Value, description: Description) -> Handle:
-        """The tensor of a value: of one computed here as it is, of an input told as `description`."""
+    def read(self, value: Value, description: Description, role: str = "") -> Handle:
+        """The tensor of a value: of one computed here as it is, of an input told as `description`, one a role."""
         if value in self.handles:
             return self.handles[value]
-        key = (value, description)
+        key = (value, description, role)
         if key not in self._inputs:
             uid = self.uid()
             self._inputs[key] = self.graph.tensor(

@@ -2,7 +2,7 @@ import pytest
 
 from graphdnn.answer import FIXABLE, Code, Decline
 from graphdnn.engines.cudnn.errors import attempt, decline, failure, needed_workspace
-from graphdnn.errors import ExecutionError, OutOfMemoryError
+from graphdnn.errors import ExecutionError, MomentaryError, OutOfMemoryError
 
 TEXTS = {
     "[cudnn_frontend] Error: Skipping plan since workspace violation. Requires 1048771": Code.OPTION,
@@ -53,7 +53,14 @@ def test_a_lack_of_memory_is_of_the_moment() -> None:
     assert (answer.code, answer.reason) == (Code.TRANSIENT, "cuDNN on conv: MemoryError")
 
 
-@pytest.mark.parametrize(("text", "kind"), [("ALLOC_FAILED", OutOfMemoryError), ("BAD_PARAM", ExecutionError)])
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("ALLOC_FAILED", OutOfMemoryError),
+        ("BAD_PARAM", ExecutionError),
+        ("INTERNAL_ERROR: operation not permitted when stream is capturing", MomentaryError),
+    ],
+)
 def test_where_a_plan_runs_the_error_is_one_of_ours(text: str, kind: type) -> None:
     error = failure(RuntimeError(f"CUDNN_STATUS_{text}"), "eng4_k24=2")
     assert type(error) is kind

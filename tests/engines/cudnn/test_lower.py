@@ -168,6 +168,17 @@ def test_attention_features_and_lengths(features: int) -> None:
         built(attention((2, 6, queries, features), (2, 3, keys, features), 64))
 
 
+@pytest.mark.parametrize("alike", ["k and v", "all"])
+def test_attention_of_one_tensor_has_a_tensor_for_each_role(alike: str) -> None:
+    """Engine 8 was given no address for a tensor that stands twice in its operation."""
+    g = gd.GraphBuilder("alike")
+    k = g.input("k", (2, 4, 128, 64), gd.float16)
+    q = k if alike == "all" else g.input("q", (2, 4, 1, 64), gd.float16)
+    region = closed(g, g.attention(q, k, k), row_major)
+    lowering = built(region)
+    assert sorted(index for _, index in lowering.bindings) == ([0, 0, 0, 1] if alike == "all" else [0, 1, 1, 2])
+
+
 @pytest.mark.parametrize(
     "shape", [(2, 6, 33, 65), (1, 6, 33, 65), (2, 1, 33, 65), (33, 65), (1, 65), (2, 1, 1, 65), (1, 6, 33, 1)]
 )

@@ -18,7 +18,8 @@ def attention(emit: Emit, node: Node) -> tuple[Handle, ...]:
     assert isinstance(op, Attention)
     q, k, v, *rest = node.operands
     given = dict(zip(op.extras, rest, strict=True))
-    arguments: dict[str, Any] = {name: emit.read(x, as_it_lies(x)) for name, x in (("q", q), ("k", k), ("v", v))}
+    # Tensors of their own also where two of them are one value: engine 8 has no address for a tensor that stands twice.
+    arguments: dict[str, Any] = {name: emit.read(x, as_it_lies(x), name) for name, x in (("q", q), ("k", k), ("v", v))}
     if "bias" in given:
         arguments["bias"] = emit.read(given["bias"], against_scores(given["bias"]))
     if "kv_lengths" in given:
