@@ -1,8 +1,8 @@
 """Completion: lengths of attention spelled out and held inside their tensor, which means the same and is safe.
 
 cuDNN's attention takes the lengths of queries and of keys, or neither; the one that is absent is the full extent.
-Given a length beyond the extent it reads outside, where the definition only sees every key.  Given neither queries nor
-keys of a sequence it leaves what stood in the results, where the definition has zeros; with a key it writes them.
+Given a length beyond the extent it reads outside, where the definition only sees every key.  Given no keys of a
+sequence it leaves what stood in its results, where the definition has zeros; given a key and no queries it writes them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LENGTHS = {"q_lengths": 0, "kv_lengths": 1}
 
 
 def complete(graph: Graph) -> Rewritten:
-    """Both lengths wherever an attention has one of them, each between 0 and the extent, and never both 0."""
+    """Both lengths wherever an attention has one of them, each between 0 and the extent, and never no keys."""
     rewriter = Rewriter(graph)
     changes: list[str] = []
     made: dict[tuple[Value | None, int, int], Value] = {}
-    apart: dict[tuple[Value, Value], Value] = {}
+    pairs: dict[tuple[Value, Value], dict[str, Value]] = {}
 
     def full(node: Node, name: str, batch: int, extent: int) -> Value:
         changes.append(f"{node.name}: {name} spelled out as the full extent, {extent}")
@@ -40,13 +40,17 @@ def complete(graph: Graph) -> Rewritten:
         clip = Pointwise(fn="clip", parameters=(0, extent))
         return rewriter.emit(clip, rewriter[given], origins=node.origins)[0]
 
-    def kept_apart(node: Node, queries: Value, keys: Value) -> Value:
-        changes.append(f"{node.name}: where q_lengths is 0, kv_lengths is 1, which hides as much")
-        least = rewriter.emit(Pointwise(fn="sub"), 1, queries, origins=node.origins)[0]
-        return rewriter.emit(Pointwise(fn="maximum"), keys, least, origins=node.origins)[0]
+    def with_keys(node: Node, queries: Value, keys: Value) -> dict[str, Value]:
+        changes.append(f"{node.name}: where kv_lengths is 0 it becomes 1 and q_lengths 0, which hides as much")
+        extent = node.operands[0].type.shape[2]
+        seen = rewriter.emit(Pointwise(fn="mul"), keys, extent, origins=node.origins)[0]
+        return {
+            "q_lengths": rewriter.emit(Pointwise(fn="minimum"), queries, seen, origins=node.origins)[0],
+            "kv_lengths": rewriter.emit(Pointwise(fn="maximum"), keys, 1, origins=node.origins)[0],
+        }
 
     for node in graph.nodes:
-        wanted, is_safe = lengths_to_complete(graph, node), are_apart(graph, node)
+        wanted, is_safe = lengths_to_complete(graph, node), has_keys(graph, node)
         if not wanted and is_safe:
             rewriter.keep(node)
             continue
@@ -62,9 +66,9 @@ def complete(graph: Graph) -> Rewritten:
             new[name] = made[key]
         if not is_safe:
             pair = new["q_lengths"], new["kv_lengths"]
-            if pair not in apart:
-                apart[pair] = kept_apart(node, *pair)
-            new["kv_lengths"] = apart[pair]
+            if pair not in pairs:
+                pairs[pair] = with_keys(node, *pair)
+            new |= pairs[pair]
         names = tuple(n for n in EXTRAS if n in new)
         values = [*(rewriter[v] for v in node.operands[:3]), *(new[n] for n in names)]
         results = rewriter.emit(replace(node.op, extras=names), *values, origins=node.origins)
@@ -85,28 +89,19 @@ def lengths_to_complete(graph: Graph, node: Node) -> list[str]:
     ]
 
 
-def are_apart(graph: Graph, node: Node) -> bool:
-    """Whether no sequence of an attention can have neither queries nor keys."""
-    if not isinstance(node.op, Attention) or not LENGTHS.keys() <= set(node.op.extras):
+def has_keys(graph: Graph, node: Node) -> bool:
+    """Whether every sequence of an attention is known to have a key."""
+    if not isinstance(node.op, Attention) or "kv_lengths" not in node.op.extras:
         return True
-    given = dict(zip(node.op.extras, node.operands[3:], strict=True))
-    known = [known_lengths(graph, given[name]) for name in LENGTHS]
-    if any(array is not None and array.min() > 0 for array in known):
-        return True
-    parts = parts_of(graph, given["kv_lengths"])
-    return parts is not None and parts[1] is given["q_lengths"]
+    lengths = dict(zip(node.op.extras, node.operands[3:], strict=True))["kv_lengths"]
+    array = known_lengths(graph, lengths)
+    return bool(array.min() > 0) if array is not None else is_made(graph, lengths, "maximum", 1)
 
 
-def parts_of(graph: Graph, lengths: Value) -> tuple[Value, Value] | None:
-    """The lengths of keys and of queries that `kept_apart` made these of."""
-    producer = graph.producer.get(lengths)
-    if producer is None or producer.op != Pointwise(fn="maximum"):
-        return None
-    keys, least = producer.operands
-    maker = graph.producer.get(least)
-    if maker is None or maker.op != Pointwise(fn="sub") or maker.operands[0].literal != 1:
-        return None
-    return keys, maker.operands[1]
+def is_made(graph: Graph, value: Value, fn: str, literal: int) -> bool:
+    """Whether a function of something and a number makes the value, as this pass makes lengths."""
+    producer = graph.producer.get(value)
+    return producer is not None and producer.op == Pointwise(fn=fn) and producer.operands[1].literal == literal
 
 
 def known_lengths(graph: Graph, lengths: Value) -> Array | None:
@@ -120,9 +115,10 @@ def is_inside(graph: Graph, lengths: Value, extent: int) -> bool:
     array = known_lengths(graph, lengths)
     if array is not None:
         return bool(array.min() >= 0 and array.max() <= extent)
-    parts = parts_of(graph, lengths)
-    if parts is not None:
-        return is_inside(graph, parts[0], extent)
     producer = graph.producer.get(lengths)
-    op = producer.op if producer is not None else None
-    return isinstance(op, Pointwise) and op.fn == "clip" and op.parameters == (0, extent)
+    if producer is None or not isinstance(producer.op, Pointwise):
+        return False
+    is_bounded = producer.op.fn == "minimum" and is_made(graph, producer.operands[1], "mul", extent)
+    if is_bounded or is_made(graph, lengths, "maximum", 1):
+        return is_inside(graph, producer.operands[0], extent)
+    return producer.op == Pointwise(fn="clip", parameters=(0, extent))

@@ -43,7 +43,7 @@ def test_broadcasts(what: str, varies: tuple[bool, ...], rng: np.random.Generato
             inputs[name] = rng.permutation([0, most, most // 2 + 1]).astype(np.int32)
     o, lse = g.attention(q, k, v, causal=causal, return_lse=True, **extras)
     exe = gd.compile(g.build({"o": o, "lse": lse} if with_lse else {"o": o}), target="cuda")
-    engines = [(r.pattern, r.engine) for r in exe.report.regions]
+    engines = [(r.pattern, r.engine, r.plan) for r in exe.report.regions]
     drawn = f"{causal=} {group=} {width=} {with_lengths=} {with_lse=} by {engines}"
     found, wanted = exe(inputs), gd.evaluate(exe.graph, inputs, gd.float64)
     hidden = ~wanted["o"].any(-1)

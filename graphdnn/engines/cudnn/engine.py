@@ -10,7 +10,7 @@ from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.answers import remembered
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.cudnn.anatomy import Anatomy
-from graphdnn.engines.cudnn.errors import library
+from graphdnn.engines.cudnn.errors import attempt, library
 from graphdnn.engines.cudnn.estimate import engine_class, estimate, precision_of
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.kept import (
@@ -235,7 +235,8 @@ def lowered(region: Region, device: Device) -> Lowering | Decline:
     frame = Anatomy(region).frame
     if isinstance(frame, Decline):
         return frame
-    return lower(region, frame, handle=HANDLES.on(device.target.ordinal, device.stream))
+    handle = attempt(lambda: HANDLES.on(device.target.ordinal, device.stream), "a handle")
+    return handle if isinstance(handle, Decline) else lower(region, frame, handle=handle)
 
 
 def as_candidates(anatomy: Anatomy, found: Sequence[Proposal], target: Target, policy: Policy) -> tuple[Candidate, ...]:

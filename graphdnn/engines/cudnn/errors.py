@@ -22,6 +22,7 @@ CODES: tuple[tuple[str, Code], ...] = (
     ("DEVICE_ALLOCATION_FAILED", Code.TRANSIENT),
     ("STATUS_ALLOC_FAILED", Code.TRANSIENT),
     ("CUDA_ERROR_OUT_OF_MEMORY", Code.TRANSIENT),
+    ("memory allocation failed", Code.TRANSIENT),  # of a handle's buffer: for lack of it, or a capture in the way
     *((mark, Code.TRANSIENT) for mark in CAPTURES),
     ("workspace violation", Code.OPTION),
     ("Deselecting execution plan", Code.OPTION),

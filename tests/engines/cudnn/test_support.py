@@ -146,6 +146,9 @@ REFUSED: dict[str, tuple[Region, Code]] = {
     "attention mask": (attention(extras=("mask",)), Code.ATTRIBUTE),
     "attention one length": (attention(extras=("kv_lengths",)), Code.ATTRIBUTE),
     "bottom right and bias": (attention(extras=("bias",), causal="bottom_right"), Code.ATTRIBUTE),
+    "a number a head, shared keys": (
+        attention((2, 4, 33, 64), (2, 2, 65, 64), 64, extras=("bias",), bias_shape=(2, 4, 1, 1)), Code.BROADCAST
+    ),
     "bottom right, many queries": (attention((2, 6, 70, 64), causal="bottom_right"), Code.SHAPE),
     "attention and more": (attention(), Code.PATTERN),
 }  # fmt: skip
