@@ -1,8 +1,7 @@
 """Completion: lengths of attention spelled out and held inside their tensor, which means the same and is safe.
 
 cuDNN's attention takes the lengths of queries and of keys, or neither; the one that is absent is the full extent.
-Given a length beyond the extent it reads outside, where the definition only sees every key.  Given no keys of a
-sequence it leaves what stood in its results, where the definition has zeros; given a key and no queries it writes them.
+Given a length beyond the extent it reads outside, where the definition only sees every key.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ LENGTHS = {"q_lengths": 0, "kv_lengths": 1}
 
 
 def complete(graph: Graph) -> Rewritten:
-    """Both lengths wherever an attention has one of them, each between 0 and the extent, and never no keys."""
+    """Both lengths wherever an attention has one of them, each between 0 and the extent."""
     rewriter = Rewriter(graph)
     changes: list[str] = []
     made: dict[tuple[Value | None, int, int], Value] = {}
-    pairs: dict[tuple[Value, Value], dict[str, Value]] = {}
 
     def full(node: Node, name: str, batch: int, extent: int) -> Value:
         changes.append(f"{node.name}: {name} spelled out as the full extent, {extent}")
@@ -40,18 +38,9 @@ def complete(graph: Graph) -> Rewritten:
         clip = Pointwise(fn="clip", parameters=(0, extent))
         return rewriter.emit(clip, rewriter[given], origins=node.origins)[0]
 
-    def with_keys(node: Node, queries: Value, keys: Value) -> dict[str, Value]:
-        changes.append(f"{node.name}: where kv_lengths is 0 it becomes 1 and q_lengths 0, which hides as much")
-        extent = node.operands[0].type.shape[2]
-        seen = rewriter.emit(Pointwise(fn="mul"), keys, extent, origins=node.origins)[0]
-        return {
-            "q_lengths": rewriter.emit(Pointwise(fn="minimum"), queries, seen, origins=node.origins)[0],
-            "kv_lengths": rewriter.emit(Pointwise(fn="maximum"), keys, 1, origins=node.origins)[0],
-        }
-
     for node in graph.nodes:
-        wanted, is_safe = lengths_to_complete(graph, node), has_keys(graph, node)
-        if not wanted and is_safe:
+        wanted = lengths_to_complete(graph, node)
+        if not wanted:
             rewriter.keep(node)
             continue
         assert isinstance(node.op, Attention)
@@ -64,11 +53,6 @@ def complete(graph: Graph) -> Rewritten:
             if key not in made:
                 made[key] = full(node, name, batch, extent) if given is None else held(node, name, given, extent)
             new[name] = made[key]
-        if not is_safe:
-            pair = new["q_lengths"], new["kv_lengths"]
-            if pair not in pairs:
-                pairs[pair] = with_keys(node, *pair)
-            new |= pairs[pair]
         names = tuple(n for n in EXTRAS if n in new)
         values = [*(rewriter[v] for v in node.operands[:3]), *(new[n] for n in names)]
         results = rewriter.emit(replace(node.op, extras=names), *values, origins=node.origins)
@@ -89,17 +73,8 @@ def lengths_to_complete(graph: Graph, node: Node) -> list[str]:
     ]
 
 
-def has_keys(graph: Graph, node: Node) -> bool:
-    """Whether every sequence of an attention is known to have a key."""
-    if not isinstance(node.op, Attention) or "kv_lengths" not in node.op.extras:
-        return True
-    lengths = dict(zip(node.op.extras, node.operands[3:], strict=True))["kv_lengths"]
-    array = known_lengths(graph, lengths)
-    return bool(array.min() > 0) if array is not None else is_made(graph, lengths, "maximum", 1)
-
-
 def is_made(graph: Graph, value: Value, fn: str, literal: int) -> bool:
-    """Whether a function of something and a number makes the value, as this pass makes lengths."""
+    """Whether a function of something and a number makes the value, as lengths are made in passes."""
     producer = graph.producer.get(value)
     return producer is not None and producer.op == Pointwise(fn=fn) and producer.operands[1].literal == literal
 
@@ -111,7 +86,7 @@ def known_lengths(graph: Graph, lengths: Value) -> Array | None:
 
 
 def is_inside(graph: Graph, lengths: Value, extent: int) -> bool:
-    """Whether lengths are known to lie between 0 and `extent`: constants that do, and what this pass has made."""
+    """Whether lengths are known to lie between 0 and `extent`: constants that do, and what passes made so."""
     array = known_lengths(graph, lengths)
     if array is not None:
         return bool(array.min() >= 0 and array.max() <= extent)

@@ -19,6 +19,7 @@ from graphdnn.passes.cleanup import canonicalize, drop_dead
 from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
+from graphdnn.passes.keys import give_keys
 from graphdnn.passes.layout_choice import apart_layouts, cheapest_layouts, row_major_images
 from graphdnn.passes.masks import masks_as_biases
 from graphdnn.passes.merge import merge_products
@@ -61,7 +62,7 @@ def prepare(graph: Graph, ask: Ask, disabled: tuple[str, ...] = ()) -> tuple[Gra
         ("canonicalize", canonicalize),
         ("raise", lambda g: raise_ops(g, ask)),
         ("fold", fold),
-        ("complete", lambda g: complete(g).then(lambda completed: masks_as_biases(completed, ask))),
+        ("complete", lambda g: complete(g).then(partial(masks_as_biases, ask=ask)).then(partial(give_keys, ask=ask))),
         ("expand", lambda g: expand(g, ask)),
         ("sink", sink_views),
         ("merge", lambda g: merge_products(g, ask)),

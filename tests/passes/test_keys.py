@@ -1,0 +1,67 @@
+"""Every sequence is given a key, and no number changes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import graphdnn as gd
+from graphdnn.ir.region import Region
+from graphdnn.passes.complete import complete
+from graphdnn.passes.keys import give_keys
+from tests.passes.test_complete import attention
+
+
+def taken(region: Region) -> float:
+    return 1.0
+
+
+def given_keys(graph: gd.Graph) -> gd.Graph:
+    return give_keys(complete(graph).graph, taken).graph
+
+
+@pytest.mark.parametrize("names", [("kv_lengths",), ("q_lengths", "kv_lengths")])
+def test_every_sequence_is_given_a_key(names: tuple[str, ...], rng: np.random.Generator) -> None:
+    """A library leaves the results of one without any as they were."""
+    graph = attention(**dict.fromkeys(names, (1,)))
+    inputs = {n: rng.standard_normal(v.type.shape).astype(np.float32) for n, v in graph.inputs.items() if len(n) == 1}
+    for keys in ([0, 0, 7], [0, 4, 0], [-3, 0, 1]):
+        inputs["kv_lengths"] = np.array(keys, np.int32)
+        if "q_lengths" in names:
+            inputs["q_lengths"] = np.array([0, 3, -2], np.int32)
+        done = given_keys(graph)
+        node = done.nodes[-1]
+        shown = replace(done, outputs={**done.outputs, "q_given": node.operands[3], "kv_given": node.operands[4]})
+        before, after = gd.evaluate(graph, inputs, gd.float64), gd.evaluate(shown, inputs, gd.float64)
+        for output in before:
+            np.testing.assert_array_equal(before[output], after[output])
+        assert (after["kv_given"] >= 1).all()
+        assert (after["kv_given"] <= 7).all()
+        assert (after["q_given"][np.array(keys) <= 0] == 0).all()
+
+
+def test_known_lengths_above_0_need_nothing_more() -> None:
+    g = gd.GraphBuilder()
+    q, k = g.input("q", (3, 4, 5, 8), gd.float32), g.input("k", (3, 4, 7, 8), gd.float32)
+    keys = g.constant(np.array([1, 5, 2], np.int32))
+    built = g.build({"o": g.attention(q, k, k, q_lengths=g.input("q_lengths", (3,), gd.int32), kv_lengths=keys)})
+    assert [n.op.label for n in given_keys(built).nodes] == ["clip", "attention"]
+
+
+def test_a_second_application_changes_nothing() -> None:
+    once = given_keys(attention(q_lengths=(1,), kv_lengths=(1,)))
+    assert give_keys(once, taken).graph is once
+    assert complete(once).graph is once
+
+
+def test_what_no_engine_takes_whole_stays() -> None:
+    graph = complete(attention(kv_lengths=(1,))).graph
+    assert give_keys(graph, lambda region: None).graph is graph
+
+
+def test_two_attentions_share_their_lengths() -> None:
+    g = gd.GraphBuilder()
+    q, n = g.input("q", (3, 4, 5, 8), gd.float32), g.input("n", (3,), gd.int32)
+    o = g.attention(q, q, q, kv_lengths=n)
+    graph = given_keys(g.build({"o": g.attention(o, o, o, kv_lengths=n)}))
+    assert [node.op.label for node in graph.nodes].count("maximum") == 1
