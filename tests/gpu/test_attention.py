@@ -1,4 +1,5 @@
-"""Attention on the device with biases and masks that broadcast over any axes, together with everything else."""
+"""Attention on the device with biases and masks that broadcast over any axes, together with everything else, and every
+plan of it."""
 
 import itertools
 
@@ -6,6 +7,13 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn.answer import Decline
+from graphdnn.engines.contract import Policy
+from graphdnn.ir.region import Region
+from graphdnn.ir.types import Array, row_major
+from graphdnn.runtime.device import CudaDevice
+from tests.engines.cudnn.regions import attention, closed
+from tests.gpu.plan_runs import Stage, offered
 from tests.numbers import TOLERANCE
 
 pytestmark = pytest.mark.gpu
@@ -54,3 +62,64 @@ def test_broadcasts(what: str, varies: tuple[bool, ...], rng: np.random.Generato
     if with_lse:
         np.testing.assert_array_equal(np.isneginf(found["lse"]), hidden, err_msg=drawn)
         np.testing.assert_allclose(found["lse"][~hidden], wanted["lse"][~hidden], rtol=2e-3, atol=2e-3, err_msg=drawn)
+
+
+def check_every_plan(device: CudaDevice, region: Region, inputs: dict[str, Array]) -> None:
+    """Each plan's results, into memory that held NaN, against the definition; what is hidden is 0, -inf its lse."""
+    o, *lse = region.graph.outputs
+    wanted = gd.evaluate(region.graph, inputs, gd.float64)[o]
+    hidden = ~wanted.any(-1)
+    scale = np.maximum(np.abs(wanted).max(-1, keepdims=True), np.abs(inputs["v"]).max().astype(np.float64))
+    wrong = []
+    with device:
+        stage = Stage(device, region, inputs)
+        for one in offered(device, region, Policy()):
+            if isinstance(one.plan, Decline):
+                print(one, one.plan)
+                continue
+            found = {value.name: array for value, array in stage.run(one.plan).items()}
+            named = {name: found[value.name] for name, value in region.graph.outputs.items()}
+            off = np.abs(named[o].astype(np.float64) - wanted) / scale
+            is_right = not named[o][hidden].any() and off.max() <= TOLERANCE["float16"]
+            is_right &= all((np.isneginf(named[name]) == hidden).all() for name in lse)
+            print(one, f"{off.max():.1e}", "" if is_right else "wrong")
+            if not is_right:
+                wrong.append(str(one))
+    assert not wrong
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("varies", BROADCASTS, ids=lambda v: "".join("x" if along else "1" for along in v))
+def test_every_plan_with_a_bias(
+    varies: tuple[bool, ...], group: int, device: CudaDevice, rng: np.random.Generator
+) -> None:
+    shape = tuple(n if along else 1 for n, along in zip(EXTENTS, varies, strict=True))
+    region = attention((B, H, SQ, D), (B, H // group, SKV, D), D // 2, extras=("bias",), bias_shape=shape)
+    inputs = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in region.inputs}
+    check_every_plan(device, region, inputs)
+
+
+@pytest.mark.parametrize("causal", [None, "top_left"])
+@pytest.mark.parametrize("queries", [1, SQ])
+def test_every_plan_where_nobody_asks(
+    queries: int, causal: str | None, device: CudaDevice, rng: np.random.Generator
+) -> None:
+    """Sequences of no queries, and of one key: what passes make of sequences without keys."""
+    region = attention(
+        (B, H, queries, D), (B, H, SKV, D), D, extras=("q_lengths", "kv_lengths"), causal=causal, return_lse=True
+    )
+    inputs = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in region.inputs}
+    inputs["q_lengths"] = np.array([0, queries, queries], np.int32)
+    inputs["kv_lengths"] = np.array([1, 1, SKV], np.int32)
+    check_every_plan(device, region, inputs)
+
+
+@pytest.mark.parametrize("queries", [1, 128])
+def test_every_plan_of_one_tensor_in_two_roles(queries: int, device: CudaDevice, rng: np.random.Generator) -> None:
+    """k and v, which a decoder without a value projection reads from one cache."""
+    g = gd.GraphBuilder("alike")
+    q, k = g.input("q", (2, 4, queries, D), gd.float16), g.input("v", (2, 4, 128, D), gd.float16)
+    region = closed(g, {"o": g.attention(q, k, k)}, row_major)
+    check_every_plan(
+        device, region, {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in region.inputs}
+    )
