@@ -48,6 +48,14 @@ SUITES = {
 }
 """In the order of the document."""
 
+CAUSES = {
+    "bert-large 1x128": (
+        "small kernels of which each waits for the one before, among them cuDNN's attention with the plan that it puts "
+        "first, which is not the fastest of so few queries, and two layer norms, whose rows are reduced by blocks"
+    )
+}
+"""Why a row is slower than its fastest peer."""
+
 INTRODUCTION = """# Benchmarks
 
 This page is written by `python -m benchmarks.tables` from `benchmarks/results/`; run a suite again with
@@ -102,9 +110,11 @@ def section(suite: Suite, document: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {found}" for name, found in document["versions"].items())
     rows = document["rows"]
     summary = f"{suite.summary(rows)}.\n\n" if suite.summary is not None and rows else ""
+    slower = [row["name"] for row in rows if row["ratio"] is not None and row["ratio"] < 1]
+    causes = "".join(f"\nWhat holds {name} back: {CAUSES[name]}.\n" for name in slower if name in CAUSES)
     return (
         f"### {suite.title}\n\n{suite.unit}; commit {document['commit']}, {document['date']}.\n\n{summary}"
-        f"{table(suite, rows)}\nVersions: {versions}.\n"
+        f"{table(suite, rows)}{causes}\nVersions: {versions}.\n"
     )
 
 

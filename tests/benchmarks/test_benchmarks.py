@@ -322,6 +322,19 @@ def test_a_page_shows_every_row() -> None:
     assert "| resnet50 b1 | 329 | 819 | 391 | **1.19** | 1.00 | 3.00 | 1e-04 | 2e-04 |" in page
     assert "| small | 7.12 | 14.5 | – | **2.04** |" in page
     assert "Versions: torch 2.11." in page
+    assert "What holds" not in page
+
+
+def test_a_page_says_why_a_row_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "CAUSES", {"slow": "it waits", "fast": "nothing"})
+    rows = [row("slow", 20.0, eager=10.0), row("fast", 5.0, eager=10.0)]
+    page = tables.page({"h200": {"layers": document(rows, {}, ["slow", "fast"])}})
+    assert "What holds slow back: it waits." in page
+    assert "fast back" not in page
+
+
+def test_causes_are_of_rows_that_there_are() -> None:
+    assert tables.CAUSES.keys() <= layers.CASES.keys()
 
 
 def test_a_page_shows_what_choosing_plans_costs() -> None:
