@@ -29,6 +29,18 @@ class OutOfMemoryError(MomentaryError):
     """There was not enough memory at that moment."""
 
 
+OUT_OF_MEMORY = 2
+CAPTURE_ERRORS = range(900, 909)
+"""Statuses of the CUDA driver: for a lack of memory, and where a stream that is being captured is in the way."""
+
+
+def error_of(status: int) -> type[ExecutionError]:
+    """The error that a failed call of the CUDA driver is."""
+    if status == OUT_OF_MEMORY:
+        return OutOfMemoryError
+    return MomentaryError if status in CAPTURE_ERRORS else ExecutionError
+
+
 class SetupError(CompileError):
     """A driver, a library or a version is missing, and nothing else can take its work."""
 

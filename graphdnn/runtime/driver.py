@@ -7,7 +7,7 @@ import functools
 import sys
 from typing import Any
 
-from graphdnn.errors import ExecutionError, MomentaryError, OutOfMemoryError, SetupError
+from graphdnn.errors import CAPTURE_ERRORS, ExecutionError, SetupError, error_of
 
 LEGACY_STREAM = 1
 """The legacy default stream by its explicit handle; 0 would mean another stream where the driver is told so."""
@@ -15,11 +15,9 @@ LEGACY_STREAM = 1
 PER_THREAD_STREAM = 2
 """The per-thread default stream: one handle that means another stream in each thread."""
 
-OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 STUB_LIBRARY = 34
 CAPTURE_IMPLICIT = 906
-CAPTURE_ERRORS = range(900, 909)
 STICKY_ERRORS = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
 """Errors after which a CUDA context never works again."""
 
@@ -78,13 +76,10 @@ def check(what: str, result: tuple[Any, ...]) -> Any:
     status = result[0]
     if int(status) == 0:
         return result[1] if len(result) > 1 else None
-    note, kind = "", ExecutionError
+    note = ""
     if int(status) in CAPTURE_ERRORS:
         note = "; a stream is being captured, during which nothing may be compiled, allocated or waited for"
-        kind = MomentaryError
-    elif int(status) == OUT_OF_MEMORY:
-        kind = OutOfMemoryError
-    raise kind(f"CUDA was asked to {what} and answered {status.name}{note}")
+    raise error_of(int(status))(f"CUDA was asked to {what} and answered {status.name}{note}")
 
 
 def stream_handle(stream: object | None) -> int:

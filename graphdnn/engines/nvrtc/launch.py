@@ -11,14 +11,10 @@ from typing import Any
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.recipe import Buffer, Kernel, Recipe
 from graphdnn.engines.saved import Identity
-from graphdnn.errors import ExecutionError, OutOfMemoryError
+from graphdnn.errors import MomentaryError, error_of
 
 SHARED_BY_DEFAULT = 48 * 1024
 """Dynamic shared memory that a kernel may use without asking the driver for more."""
-
-
-OUT_OF_MEMORY = 2
-"""The driver's CUDA_ERROR_OUT_OF_MEMORY."""
 
 
 class Packed(threading.local):
@@ -80,8 +76,7 @@ class NvrtcPlan:
                 values[slot] = workspace + offset
             (status,) = self._launch_kernel(launch.function, *launch.shape, stream, packed.address, 0)
             if status:
-                kind = OutOfMemoryError if status == OUT_OF_MEMORY else ExecutionError
-                raise kind(
+                raise error_of(int(status))(
                     f"generated kernel {launch.entry} of {self.name}: the driver refused the launch with {status.name}"
                 )
 
@@ -105,7 +100,7 @@ def load_kernel(kernel: Kernel, cubin: bytes, libraries: list[Any]) -> Launch | 
 
     def answer(call: tuple[Any, ...], what: str) -> Any:
         if call[0]:
-            code = Code.TRANSIENT if call[0] == OUT_OF_MEMORY else Code.BUILD
+            code = Code.TRANSIENT if issubclass(error_of(int(call[0])), MomentaryError) else Code.BUILD
             return Decline(code, f"generated kernel {kernel.entry}: the driver failed to {what} it: {call[0].name}")
         return call[1] if len(call) > 1 else None
 

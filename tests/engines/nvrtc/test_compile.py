@@ -91,7 +91,11 @@ def test_a_device_without_room_for_a_kernel_is_so_for_the_moment(monkeypatch: py
     from cuda.bindings import driver
 
     kernel = Kernel("twice", lambda: SOURCE, (), (1, 1, 1), (32, 1, 1))
-    for status, code in (("OUT_OF_MEMORY", Code.TRANSIENT), ("INVALID_IMAGE", Code.BUILD)):
+    for status, code in (
+        ("OUT_OF_MEMORY", Code.TRANSIENT),
+        ("STREAM_CAPTURE_UNSUPPORTED", Code.TRANSIENT),
+        ("INVALID_IMAGE", Code.BUILD),
+    ):
         answer = (getattr(driver.CUresult, f"CUDA_ERROR_{status}"), None)
         monkeypatch.setattr(driver, "cuLibraryLoadData", lambda *_, answer=answer: answer)
         found = load_kernel(kernel, b"", [])
