@@ -25,7 +25,7 @@ from graphdnn.passes.fuse import propose
 from graphdnn.passes.select import Offer
 from graphdnn.report import CompileReport
 from graphdnn.saved.manifest import environment
-from graphdnn.saved.records import LONGEST, Strict, read_json, read_record
+from graphdnn.saved.records import Strict, read_bounded, read_json, read_record
 from graphdnn.spelling import counted
 from graphdnn.target import Target
 
@@ -125,8 +125,7 @@ def read_lock(path: Path) -> LockModel:
     who = path.name
     if path.exists() and not path.is_file():
         raise SavedFileError(f"{who}: it is no regular file; a lock file is needed")
-    with open(path, "rb") as file:
-        content = file.read(LONGEST + 1)  # a file may be sparse and have any size
+    content = read_bounded(path)
     found = read_json(who, content)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise SavedFileError(f"{who}: it is no lock file; one that Executable.save_lock wrote is needed")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from graphdnn.errors import SavedFileError
 from graphdnn.saved import container
-from graphdnn.saved.records import LONGEST, read_json
+from graphdnn.saved.records import read_bounded, read_json
 
 
 class Kind(StrEnum):
@@ -66,8 +66,7 @@ def kind_of(path: Path) -> Kind:
     if not path.stat().st_size:
         return Kind.EMPTY
     try:
-        with open(path, "rb") as file:
-            found = read_json(path.name, file.read(LONGEST + 1))
+        found = read_json(path.name, read_bounded(path))
     except SavedFileError:
         return Kind.NO_JSON
     if not isinstance(found, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,6 +25,12 @@ class Strict(BaseModel):
 
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def read_bounded(path: Path) -> bytes:
+    """A file's content, or so much of it that `read_json` refuses it: a file may be sparse and have any size."""
+    with open(path, "rb") as file:
+        return file.read(LONGEST + 1)
 
 
 def read_record(who: str, content: bytes, model: type[M]) -> M:

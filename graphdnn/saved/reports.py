@@ -11,7 +11,7 @@ from graphdnn.errors import SavedFileError
 from graphdnn.report import CompileReport
 from graphdnn.report_tables import tabled
 from graphdnn.saved import container
-from graphdnn.saved.records import read_record
+from graphdnn.saved.records import read_bounded, read_record
 
 ANY: TypeAdapter[Any] = TypeAdapter(Any)
 """Writes models within plain containers."""
@@ -20,7 +20,7 @@ ANY: TypeAdapter[Any] = TypeAdapter(Any)
 def read_report(path: Path) -> CompileReport:
     """The report.  Raises SavedFileError naming the file and what is wrong with it, OSError where there is none."""
     if not container.is_container(path):
-        return read_record(path.name, path.read_bytes(), CompileReport)
+        return read_record(path.name, read_bounded(path), CompileReport)
     sections = container.read(path)
     if "report" not in sections:
         raise SavedFileError(f"{path.name}: section report is missing")
