@@ -1,11 +1,8 @@
 """Contexts, captures and scratch memory with the libraries' own plans, through the public calls."""
 
 import gc
-import os
 import subprocess
 import sys
-import threading
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ import torch
 import graphdnn as gd
 from tests.gpu.capturing import SHAPE, convolution
 from tests.numbers import relative_error
+from tests.processes import child_environment, in_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -29,32 +27,23 @@ def product(inner: int) -> gd.Graph:
 def test_t4_convolutions_in_threads_with_streams_of_their_own(seed: int) -> None:
     graph = convolution()
     exe = gd.compile(graph, target="cuda")
-    errors: list[str] = []
 
     def work(number: int) -> None:
         rng = np.random.default_rng([seed, number])
-        try:
-            values = [rng.standard_normal(SHAPE).astype(np.float16) for _ in range(4)]
-            wanted = [gd.evaluate(graph, {"x": v}, gd.float64)["y"] for v in values]
-            own, side = exe.context(), torch.cuda.Stream()
-            with torch.cuda.stream(side):
-                x = torch.empty(SHAPE, dtype=torch.float16, device="cuda", memory_format=torch.channels_last)
-                bound = own.bind({"x": x})
-                for turn in range(100):
-                    x.copy_(torch.from_numpy(values[turn % 4]))
-                    call = bound if turn % 2 else lambda *, stream: own({"x": x}, stream=stream)
-                    found = torch.from_dlpack(call(stream=side.cuda_stream)["y"]).cpu().numpy()
-                    error = relative_error(found, wanted[turn % 4])
-                    assert error <= 2e-3, f"turn {turn} of thread {number}: {error}"
-        except BaseException:
-            errors.append(traceback.format_exc())
+        values = [rng.standard_normal(SHAPE).astype(np.float16) for _ in range(4)]
+        wanted = [gd.evaluate(graph, {"x": v}, gd.float64)["y"] for v in values]
+        own, side = exe.context(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            x = torch.empty(SHAPE, dtype=torch.float16, device="cuda", memory_format=torch.channels_last)
+            bound = own.bind({"x": x})
+            for turn in range(100):
+                x.copy_(torch.from_numpy(values[turn % 4]))
+                call = bound if turn % 2 else lambda *, stream: own({"x": x}, stream=stream)
+                found = torch.from_dlpack(call(stream=side.cuda_stream)["y"]).cpu().numpy()
+                error = relative_error(found, wanted[turn % 4])
+                assert error <= 2e-3, f"turn {turn} of thread {number}: {error}"
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, "\n".join(errors)
+    in_threads(work, 2)
 
 
 def test_t3_scratch_memory_stays_where_a_callers_graph_replays_it(rng: np.random.Generator) -> None:
@@ -85,11 +74,9 @@ def test_t3_scratch_memory_stays_where_a_callers_graph_replays_it(rng: np.random
 
 def test_compiling_inside_a_callers_capture_raises_and_later_works(tmp_path: Path) -> None:
     """In a process of its own, since a capture that is left open would be in the way of all other tests."""
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.capturing", str(tmp_path)],
-        capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True, text=True, timeout=300, check=False, env=child_environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a stream is being captured" in done.stdout

@@ -8,6 +8,7 @@ import pytest
 
 import graphdnn as gd
 from examples.models import bert, llama, resnet, unet
+from tests.gpu.test_limits import convolution
 from tests.ir.samples import draw
 
 pytestmark = pytest.mark.gpu
@@ -31,13 +32,6 @@ def deep_product() -> gd.Graph:
     return g.build({"y": g.matmul(a, b)})
 
 
-def row_major_conv() -> gd.Graph:
-    """Images that are converted on their way in and out."""
-    g = gd.GraphBuilder("row_major_conv")
-    x, w = g.input("x", (8, 64, 28, 28), gd.float16), g.input("w", (64, 64, 3, 3), gd.float16)
-    return g.build({"y": g.relu(g.conv(x, w, padding=1))})
-
-
 def cache() -> gd.Graph:
     """A state that is read and written."""
     g = gd.GraphBuilder("cache")
@@ -55,7 +49,7 @@ MODELS: dict[str, Callable[[], gd.Graph]] = {
 GRAPHS: dict[str, Callable[[], gd.Graph]] = {
     **MODELS,
     "deep product": deep_product,
-    "row-major conv": row_major_conv,
+    "row-major conv": convolution,  # images that are converted on their way in and out
     "cache": cache,
 }
 

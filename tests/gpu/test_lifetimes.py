@@ -18,6 +18,7 @@ from graphdnn.errors import ExecutionError
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.program import Program
 from tests.gpu.handwritten import SHAPE, affine, check, draw, program
+from tests.processes import child_environment
 
 pytestmark = pytest.mark.gpu
 
@@ -118,7 +119,7 @@ def test_a_process_may_end_while_a_graph_holds_something() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
+        env=child_environment(),
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "replayed"), done.stderr
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -39,6 +38,7 @@ from tests.engines.cudnn.regions import bias, convolution, product
 from tests.engines.cudnn.test_support import TAKEN
 from tests.gpu.test_cudnn import drawn, run
 from tests.numbers import relative_error
+from tests.processes import child_environment
 
 pytestmark = pytest.mark.gpu
 
@@ -332,7 +332,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
                 capture_output=True,
                 text=True,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+                env=child_environment(),
             ).stdout
         )
         for _ in range(2)

@@ -1,13 +1,9 @@
 """The runtime on a real device: streams, captures, bound calls, contexts, memory; beside PyTorch and CuPy."""
 
 import gc
-import os
 import subprocess
 import sys
 import textwrap
-import threading
-import traceback
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +18,7 @@ from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.timing import CudaTimer
 from tests.gpu.handwritten import SHAPE, affine, check, draw, pointwise, program
+from tests.processes import child_environment, in_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -219,32 +216,23 @@ class TestBound:
 
 def test_threads_with_contexts_of_their_own(exe: Program, seed: int) -> None:
     """Case T4: own streams, 100 calls each on one compiled graph, in threads that never touched CUDA."""
-    errors: list[str] = []
 
     def work(number: int) -> None:
         rng = np.random.default_rng([seed, number])
-        try:
-            own = exe.context() if number < 3 else exe
-            for turn in range(100):
-                value = draw(rng)
-                if turn % 4 == 0 or number == 2:
-                    check(own.run({"x": value}), value)
-                    continue
-                side = torch.cuda.Stream()
-                with torch.cuda.stream(side):
-                    x = torch.tensor(value, device="cuda")
-                    found = own.run({"x": x}, side.cuda_stream)
-                    taken = {n: torch.from_dlpack(a).cpu() for n, a in found.items()}
-                check(taken, value)
-        except BaseException:
-            errors.append(traceback.format_exc())
+        own = exe.context() if number < 3 else exe
+        for turn in range(100):
+            value = draw(rng)
+            if turn % 4 == 0 or number == 2:
+                check(own.run({"x": value}), value)
+                continue
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                x = torch.tensor(value, device="cuda")
+                found = own.run({"x": x}, side.cuda_stream)
+                taken = {n: torch.from_dlpack(a).cpu() for n, a in found.items()}
+            check(taken, value)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, "\n".join(errors)
+    in_threads(work, 5)
 
 
 def test_states_live_on_the_device(device: CudaDevice, rng: np.random.Generator) -> None:
@@ -317,11 +305,9 @@ device = CudaDevice.current()
 
 
 def child(text: str) -> str:
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(
         [sys.executable, "-c", CHILD + textwrap.dedent(text)],
-        capture_output=True, text=True, timeout=300, check=False, env=env,
+        capture_output=True, text=True, timeout=300, check=False, env=child_environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
