@@ -190,7 +190,7 @@ def norm(kind: str, rows: int, width: int, dtype: gd.DType) -> gd.Graph:
         outputs["sum"] = x = g.add(x, g.input("residual", (rows, width), dtype))
     scale = g.constant(drawn((width,), dtype))
     if "layer" in kind:
-        y = g.layer_norm(x, scale, g.constant(drawn((width,), dtype)))
+        y = g.layer_norm(x, scale, g.constant(drawn((width,), dtype) - 1))
     elif "rms" in kind:
         y = g.rms_norm(x, scale)
     else:

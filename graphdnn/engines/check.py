@@ -173,7 +173,7 @@ class Referee:
             return self.by_definition(findings)
         groups: list[list[int]] = []
         for index, finding in enumerate(findings):
-            home = next((g for g in groups if not self._off(finding, findings[g[0]].outputs, 2 * SLACK)), None)
+            home = next((g for g in groups if not self._differs(finding, findings[g[0]])), None)
             if home is None:
                 groups.append([index])
             else:
@@ -184,8 +184,8 @@ class Referee:
         if voices[0] == voices[1] and self._least_s <= DISPUTE_S:
             return self.by_definition(findings)
         trusted = max(groups, key=lambda g: (len({findings[i].voice for i in g}), len(g)))
-        reference = findings[trusted[0]].outputs
-        return ["" if i in trusted else self._off(f, reference, 2 * SLACK) for i, f in enumerate(findings)]
+        reference = findings[trusted[0]]
+        return ["" if i in trusted else self._differs(f, reference) for i, f in enumerate(findings)]
 
     def by_definition(self, findings: Sequence[Finding]) -> list[str]:
         """As `judge`, by the definition whatever the others computed."""
@@ -214,6 +214,11 @@ class Referee:
         outputs = zip(finding.outputs, self._places, strict=True)
         start = self._part.start
         return replace(finding, outputs=tuple(a[start:] if p is None else a[p[0] >= start] for a, p in outputs))
+
+    def _differs(self, finding: Finding, other: Finding) -> str:
+        """What is wrong with a result if the other is right as far as its own arithmetic can be: both may be off."""
+        both = replace(finding, precision=f"{finding.precision}, {other.precision}")
+        return self._off(both, other.outputs, 2 * SLACK)
 
     def _off(self, finding: Finding, wanted: Sequence[Array], slack: float) -> str:
         """What is wrong with a result where `wanted` is right."""

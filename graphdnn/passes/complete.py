@@ -30,8 +30,7 @@ def complete(graph: Graph) -> Rewritten:
 
     def full(node: Node, name: str, batch: int, extent: int) -> Value:
         changes.append(f"{node.name}: {name} spelled out as the full extent, {extent}")
-        payload = Payload(TensorType((batch,), int32), np.full(batch, extent, np.int32))
-        return rewriter.constant(payload, stem=f"{node.name}.{name}")
+        return rewriter.constant(full_lengths(batch, extent), stem=f"{node.name}.{name}")
 
     def held(node: Node, name: str, given: Value, extent: int) -> Value:
         changes.append(f"{node.name}: {name} held between 0 and {extent}")
@@ -59,6 +58,11 @@ def complete(graph: Graph) -> Rewritten:
         for old, result in zip(node.results, results, strict=True):
             rewriter.replace(old, result)
     return Rewritten(rewriter.finish(), tuple(changes)) if changes else Rewritten(graph)
+
+
+def full_lengths(batch: int, extent: int) -> Payload:
+    """Lengths that hide nothing."""
+    return Payload(TensorType((batch,), int32), np.full(batch, extent, np.int32))
 
 
 def lengths_to_complete(graph: Graph, node: Node) -> list[str]:

@@ -1,59 +1,111 @@
-"""A key for every sequence of an attention that an engine takes whole.
+"""Sequences of which an attention shows nothing, where an engine takes it whole.
 
 cuDNN's attention leaves the results of a sequence without any keys as they were, where the definition has zeros and
-minus infinity.  Of one with a key and without queries it writes just these.  Expansions need no such help.
+minus infinity.  Of one with a key and without queries it writes just these, unless there is one query in all, whose
+length some of its engines do not look at.  So every sequence is given a key, and what must not be seen is taken away:
+its queries before, or the results of the one query after.  Expansions need no such help.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import EXTRAS, Attention
-from graphdnn.ir.ops.pointwise import Pointwise
+from graphdnn.ir.ops.movement import Reshape
+from graphdnn.ir.ops.pointwise import Pointwise, Select
 from graphdnn.ir.region import Region
-from graphdnn.ir.writer import Rewriter
-from graphdnn.passes.complete import LENGTHS, is_made, known_lengths
+from graphdnn.ir.writer import Operand, Rewriter
+from graphdnn.passes.complete import LENGTHS, full_lengths, is_made, known_lengths
 from graphdnn.passes.rewrite import Ask, Rewritten
+
+EMPTY = (0.0, float("-inf"))
+"""o and lse of a query that sees nothing."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What an attention is given instead of the lengths that it had."""
+
+    queries: Value
+    keys: Value
+    shown: Value | None = None
+    """Where there is one query a head: whether it sees anything, (B,)."""
 
 
 def give_keys(graph: Graph, ask: Ask) -> Rewritten:
-    """Where a sequence may have no keys it is given one, and its queries are taken away.  Lengths must be complete."""
-    lacking = [n for n in graph.nodes if may_lack_keys(graph, n) and ask(Region(graph, (n,))) is not None]
+    """Every sequence has a key, and no results are left to what an engine makes of none.  Lengths must be complete."""
+    lacking = [n for n in graph.nodes if may_show_nothing(graph, n) and ask(Region(graph, (n,))) is not None]
     if not lacking:
         return Rewritten(graph)
     rewriter = Rewriter(graph)
-    made: dict[tuple[Value, Value], dict[str, Value]] = {}
+    made: dict[tuple[Value, Value, int], Lengths] = {}
     for node in graph.nodes:
         if node not in lacking:
             rewriter.keep(node)
             continue
         assert isinstance(node.op, Attention)
         given = {name: rewriter[v] for name, v in zip(node.op.extras, node.operands[3:], strict=True)}
-        pair = given["q_lengths"], given["kv_lengths"]
-        if pair not in made:
-            made[pair] = with_keys(rewriter, node, *pair)
-        given |= made[pair]
+        key = given["q_lengths"], given["kv_lengths"], query_count(node)
+        if key not in made:
+            made[key] = with_keys(rewriter, node, *key)
+        new = made[key]
+        given |= {"q_lengths": new.queries, "kv_lengths": new.keys}
         operands = [*(rewriter[v] for v in node.operands[:3]), *(given[n] for n in EXTRAS if n in given)]
         results = rewriter.emit(node.op, *operands, origins=node.origins, stem=node.name)
-        for old, new in zip(node.results, results, strict=True):
-            rewriter.replace(old, new)
-    said = "a sequence without keys is given one and no queries, which hides as much"
-    return Rewritten(rewriter.finish(), tuple(f"{', '.join(n.origins)}: {said}" for n in lacking))
+        for old, result, empty in zip(node.results, results, EMPTY[: len(results)], strict=True):
+            rewriter.replace(old, result if new.shown is None else hidden(rewriter, node, result, new.shown, empty))
+    return Rewritten(rewriter.finish(), tuple(f"{', '.join(n.origins)}: {told(n)}" for n in lacking))
 
 
-def with_keys(rewriter: Rewriter, node: Node, queries: Value, keys: Value) -> dict[str, Value]:
-    """kv = max(kv, 1), and q = min(q, kv Sq), which is 0 where there was no key."""
-    extent = node.operands[LENGTHS["q_lengths"]].type.shape[2]
-    seen = rewriter.emit(Pointwise(fn="mul"), keys, extent, origins=node.origins)[0]
-    return {
-        "q_lengths": rewriter.emit(Pointwise(fn="minimum"), queries, seen, origins=node.origins)[0],
-        "kv_lengths": rewriter.emit(Pointwise(fn="maximum"), keys, 1, origins=node.origins)[0],
-    }
+def told(node: Node) -> str:
+    how = "and its query's results are hidden" if query_count(node) == 1 else "and no queries, which hides as much"
+    return f"a sequence without keys is given one {how}"
 
 
-def may_lack_keys(graph: Graph, node: Node) -> bool:
-    """Whether an attention has lengths of keys that are not known to be above 0."""
+def query_count(node: Node) -> int:
+    """Sq."""
+    return node.operands[LENGTHS["q_lengths"]].type.shape[2]
+
+
+def with_keys(rewriter: Rewriter, node: Node, queries: Value, keys: Value, count: int) -> Lengths:
+    """kv = max(kv, 1), and q = min(q, kv Sq), which is 0 where there was no key; of one query q = 1."""
+
+    def make(fn: str, left: Operand, right: Operand) -> Value:
+        return rewriter.emit(Pointwise(fn=fn), left, right, origins=node.origins)[0]
+
+    some = make("maximum", keys, 1)
+    if count > 1:
+        return Lengths(make("minimum", queries, make("mul", keys, count)), some)
+    shown = make("greater", make("minimum", queries, keys), 0)
+    one = rewriter.constant(full_lengths(queries.type.size, 1), stem=f"{node.name}.q_lengths")
+    return Lengths(one, some, shown)
+
+
+def hidden(rewriter: Rewriter, node: Node, result: Value, shown: Value, empty: float) -> Value:
+    """A result where it is shown, and elsewhere what a query has that sees nothing."""
+    shape = (shown.type.size, *(1,) * (result.type.rank - 1))
+    along = rewriter.emit(Reshape(shape=shape), shown, origins=node.origins)[0]
+    return rewriter.emit(Select(), along, result, empty, origins=node.origins)[0]
+
+
+def may_show_nothing(graph: Graph, node: Node) -> bool:
+    """Whether an attention has sequences that are not known to have keys, or one query of an unknown length."""
     if not isinstance(node.op, Attention) or not LENGTHS.keys() <= set(node.op.extras):
         return False
-    lengths = dict(zip(node.op.extras, node.operands[3:], strict=True))["kv_lengths"]
+    given = dict(zip(node.op.extras, node.operands[3:], strict=True))
+    names = LENGTHS if query_count(node) == 1 else ("kv_lengths",)
+    return not all(is_above_0(graph, given[name]) for name in names)
+
+
+def is_above_0(graph: Graph, lengths: Value) -> bool:
+    """Whether lengths are known to be: constants that are, max(n, 1), clip(n, 1, m), and either held inside extents."""
     array = known_lengths(graph, lengths)
-    return bool(array.min() < 1) if array is not None else not is_made(graph, lengths, "maximum", 1)
+    if array is not None:
+        return bool(array.min() >= 1)
+    producer = graph.producer.get(lengths)
+    if producer is not None and isinstance(producer.op, Pointwise) and producer.op.fn == "clip":
+        low, high = producer.op.parameters
+        at_least = (low is not None and low >= 1) or is_above_0(graph, producer.operands[0])
+        return at_least and (high is None or high >= 1)
+    return is_made(graph, lengths, "maximum", 1)

@@ -139,6 +139,20 @@ class TestLarge:
         reasons = verdicts(region, rng, one=[y], two=near, **many)
         assert [n for n, r in reasons.items() if r] == list(many)
 
+    def test_exact_plans_are_not_wrong_where_most_round_to_tf32(self, rng: np.random.Generator) -> None:
+        region = product(dtype=gd.float32)
+        inputs = inputs_for(region, np.random.default_rng(0))
+        exact = [a.astype(np.float32) for a in definition(region, inputs)]
+        cut = [(a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for a in inputs]
+        rounded = [a.astype(np.float32) for a in definition(region, cut)]
+        referee = Referee(region, inputs, Policy("tf32"), rng)
+        found = [referee.finding(voice, "tf32", rounded) for voice in ("one", "two")]
+        found += [referee.finding("three", "float32", a) for a in (exact, [2 * a for a in exact])]
+        assert [bool(reason) for reason in referee.judge(found)] == [False, False, False, True]
+        # Among exact plans, the same difference is a fault.
+        found = [referee.finding(v, "float32", a) for v, a in (("one", exact), ("two", exact), ("three", rounded))]
+        assert [bool(reason) for reason in referee.judge(found)] == [False, False, True]
+
     def test_a_tie_is_settled_by_the_definition(self, rng: np.random.Generator) -> None:
         region = product()
         (y,) = right(region)

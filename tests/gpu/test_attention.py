@@ -96,22 +96,46 @@ def test_every_plan_with_a_bias(
     shape = tuple(n if along else 1 for n, along in zip(EXTENTS, varies, strict=True))
     region = attention((B, H, SQ, D), (B, H // group, SKV, D), D // 2, extras=("bias",), bias_shape=shape)
     inputs = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in region.inputs}
+    inputs["bias"][rng.random(shape) < 0.3] = -np.inf
     check_every_plan(device, region, inputs)
 
 
+@pytest.mark.parametrize("group", [1, H])
 @pytest.mark.parametrize("causal", [None, "top_left"])
-@pytest.mark.parametrize("queries", [1, SQ])
+@pytest.mark.parametrize("queries", [1, 2, SQ])
 def test_every_plan_where_nobody_asks(
-    queries: int, causal: str | None, device: CudaDevice, rng: np.random.Generator
+    queries: int, causal: str | None, group: int, device: CudaDevice, rng: np.random.Generator
 ) -> None:
-    """Sequences of no queries, and of one key: what passes make of sequences without keys."""
-    region = attention(
-        (B, H, queries, D), (B, H, SKV, D), D, extras=("q_lengths", "kv_lengths"), causal=causal, return_lse=True
-    )
+    """Sequences of no queries and of one key, as passes make them where there are no keys; one query is left asking."""
+    q, k = (B, H, queries, D), (B, H // group, SKV, D)
+    region = attention(q, k, D, extras=("q_lengths", "kv_lengths"), causal=causal, return_lse=True)
     inputs = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in region.inputs}
-    inputs["q_lengths"] = np.array([0, queries, queries], np.int32)
+    inputs["q_lengths"] = np.array([0 if queries > 1 else 1, queries, queries], np.int32)
     inputs["kv_lengths"] = np.array([1, 1, SKV], np.int32)
     check_every_plan(device, region, inputs)
+
+
+@pytest.mark.parametrize("group", [1, H])
+@pytest.mark.parametrize("names", [("kv_lengths",), ("q_lengths",), ("q_lengths", "kv_lengths")])
+def test_one_query_beside_a_cache_that_may_be_empty(
+    names: tuple[str, ...], group: int, rng: np.random.Generator
+) -> None:
+    g = gd.GraphBuilder("decoding")
+    q = g.input("q", (B, H, 1, D), gd.float16)
+    k, v = (g.input(n, (B, H // group, SKV, D), gd.float16) for n in "kv")
+    o, lse = g.attention(q, k, v, return_lse=True, **{name: g.input(name, (B,), gd.int32) for name in names})
+    exe = gd.compile(g.build({"o": o, "lse": lse}), target="cuda")
+    assert ("attention", "cudnn") in {(r.pattern, r.engine) for r in exe.report.regions}
+    inputs = {n: rng.standard_normal(v.type.shape).astype(np.float16) for n, v in exe.graph.inputs.items()}
+    lengths = {"q_lengths": [1, 0, 1], "kv_lengths": [0, SKV // 2, SKV]}
+    inputs |= {name: np.array(lengths[name], np.int32) for name in names}
+    for name in "kv":
+        if "kv_lengths" in names:
+            inputs[name][1, :, SKV // 2 :] = inputs[name][0] = np.nan
+    found, wanted = exe(inputs), gd.evaluate(exe.graph, inputs, gd.float64)
+    np.testing.assert_allclose(found["o"], wanted["o"], rtol=0, atol=4 * TOLERANCE["float16"])
+    np.testing.assert_array_equal(np.isneginf(found["lse"]), np.isneginf(wanted["lse"]))
+    np.testing.assert_allclose(found["lse"], wanted["lse"], rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("queries", [1, 128])

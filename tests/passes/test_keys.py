@@ -1,11 +1,13 @@
 """Every sequence is given a key, and no number changes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.region import Region
 from graphdnn.passes.complete import complete
 from graphdnn.passes.keys import give_keys
@@ -18,6 +20,56 @@ def taken(region: Region) -> float:
 
 def given_keys(graph: gd.Graph) -> gd.Graph:
     return give_keys(complete(graph).graph, taken).graph
+
+
+def decoding(**lengths: tuple[int, ...]) -> gd.Graph:
+    """One query for each of three sequences."""
+    g = gd.GraphBuilder()
+    q = g.input("q", (3, 4, 1, 8), gd.float32)
+    k, v = (g.input(n, (3, 2, 7, 8), gd.float32) for n in "kv")
+    o, lse = g.attention(q, k, v, return_lse=True, **{name: g.input(name, (3,), gd.int32) for name in lengths})
+    return g.build({"o": o, "lse": lse})
+
+
+@pytest.mark.parametrize("names", [("kv_lengths",), ("q_lengths",), ("q_lengths", "kv_lengths")])
+def test_results_of_one_query_are_hidden_behind_it(names: tuple[str, ...], rng: np.random.Generator) -> None:
+    """Some of a library's engines do not look at the length of one query, and leave results of no keys as they were."""
+    graph = decoding(**dict.fromkeys(names, (1,)))
+    inputs = {n: rng.standard_normal(v.type.shape).astype(np.float32) for n, v in graph.inputs.items() if len(n) == 1}
+    inputs |= {"q_lengths": np.array([1, 0, 1], np.int32), "kv_lengths": np.array([0, 4, 7], np.int32)}
+    inputs = {name: inputs[name] for name in graph.inputs}
+    done = given_keys(graph)
+    (node,) = (n for n in done.nodes if isinstance(n.op, Attention))
+    shown = replace(done, outputs={**done.outputs, "q_given": node.operands[3], "kv_given": node.operands[4]})
+    before, after = gd.evaluate(graph, inputs, gd.float64), gd.evaluate(shown, inputs, gd.float64)
+    for output in before:
+        np.testing.assert_array_equal(before[output], after[output])
+    assert np.isneginf(before["lse"]).any()
+    assert (after["kv_given"] >= 1).all()
+    assert (after["q_given"] == 1).all()
+    assert give_keys(done, taken).graph is done
+    assert complete(done).graph is done
+
+
+@pytest.mark.parametrize("held", [lambda g, n: g.maximum(n, 1), lambda g, n: g.clip(n, min=1, max=7)])
+def test_a_graph_may_promise_keys(held: Callable[[gd.GraphBuilder, gd.Value], gd.Value]) -> None:
+    g = gd.GraphBuilder()
+    q, k = g.input("q", (3, 4, 1, 8), gd.float32), g.input("k", (3, 2, 7, 8), gd.float32)
+    o = g.attention(q, k, k, kv_lengths=held(g, g.input("n", (3,), gd.int32)))
+    assert "select" not in [n.op.label for n in given_keys(g.build({"o": o})).nodes]
+
+
+def test_one_pair_of_lengths_may_stand_for_one_query_and_for_many(rng: np.random.Generator) -> None:
+    g = gd.GraphBuilder()
+    q, k = g.input("q", (3, 4, 5, 8), gd.float32), g.input("k", (3, 2, 7, 8), gd.float32)
+    lengths = {"q_lengths": np.array([1, 0, 1], np.int32), "kv_lengths": np.array([0, 1, 3], np.int32)}
+    given = {name: g.constant(array) for name, array in lengths.items()}
+    one = g.attention(g.slice(q, starts=(0, 0, 0, 0), stops=(3, 4, 1, 8)), k, k, **given)
+    graph = g.build({"one": one, "many": g.attention(q, k, k, **given)})
+    inputs = {n: rng.standard_normal(v.type.shape).astype(np.float32) for n, v in graph.inputs.items()}
+    before, after = (gd.evaluate(each, inputs, gd.float64) for each in (graph, given_keys(graph)))
+    for output in before:
+        np.testing.assert_array_equal(before[output], after[output])
 
 
 @pytest.mark.parametrize("names", [("kv_lengths",), ("q_lengths", "kv_lengths")])

@@ -310,6 +310,8 @@ def kept_in_ieee(recording: Recording) -> dict[str, str]:
     plans = [p for o in recording.offers if o.engine == "cudnn" for p in o.plans]
     if region is None or not plans:
         return {}
+    if isinstance(load_engine("cudnn").supports(region, H200, Policy(precision="ieee")), Decline):
+        return {}
     proposals = [Proposal(PlanName.parse(p.name), p.workspace or 0, p.notes, p.deterministic is True) for p in plans]
     found = trusted(Anatomy(region), proposals, H200, Policy(precision="ieee"))
     return {} if isinstance(found, Decline) else {c.name: c.precision for c in found}

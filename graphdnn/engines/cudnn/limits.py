@@ -338,11 +338,10 @@ def attention_mask(node: Node, op: Attention, q: TensorType, k: TensorType) -> D
         return Decline(Code.ATTRIBUTE, f"{node}: cuDNN takes no boolean mask; give an additive bias of 0 and -inf")
     if ("q_lengths" in op.extras) != ("kv_lengths" in op.extras):
         return Decline(Code.ATTRIBUTE, f"{node}: cuDNN needs lengths of queries and of keys, or neither")
-    if k.shape[1] != q.shape[1] and is_number_a_head(node, op):
+    if is_number_a_sequence(node, op):
         return Decline(
             Code.BROADCAST,
-            f"{node}: its bias is one number for each sequence and head, while heads share keys; cuDNN's results were "
-            "off by a tenth of the peak",
+            f"{node}: its bias varies over sequences and neither over queries nor over keys, which cuDNN reads wrongly",
         )
     low, high = op.bounds
     if low is not None and (high is None or high > 0) and op.causal is None and "kv_lengths" in op.extras:
@@ -363,12 +362,16 @@ def attention_mask(node: Node, op: Attention, q: TensorType, k: TensorType) -> D
     return None
 
 
-def is_number_a_head(node: Node, op: Attention) -> bool:
-    """Whether an attention's bias varies over sequences and heads and over nothing else."""
+def is_number_a_sequence(node: Node, op: Attention) -> bool:
+    """Whether an attention's bias is (B, 1, 1, 1) or (B, H, 1, 1).
+
+    Every plan of cuDNN 9.19 is off by a tenth of the peak with the one, and does not hide what the other hides; with
+    (1, H, 1, 1) and (1, 1, 1, 1) all are right (tests/gpu/test_attention.py, with this rule taken away).
+    """
     if "bias" not in op.extras:
         return False
     shape = node.operands[3 + op.extras.index("bias")].type.shape
-    return len(shape) == 4 and min(shape[:2]) > 1 and shape[2:] == (1, 1)
+    return len(shape) == 4 and shape[0] > 1 and shape[2:] == (1, 1)
 
 
 def no_anchor(anatomy: Anatomy) -> Decline | None:

@@ -63,7 +63,7 @@ class Lowering:
 
     graph: Any
     bindings: tuple[tuple[int, int], ...]
-    """The region's inputs, then its outputs; an input told in two ways, or in two roles, is bound twice."""
+    """The region's inputs, then its outputs; an input told in two ways, or standing in two places, is bound twice."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Emit:
     bindings: list[tuple[int, int]] = field(default_factory=list)
     told: dict[Value, Description] = field(default_factory=dict)
     """Descriptions of results that are not the frame's, set by rules."""
-    _inputs: dict[tuple[Value, Description, str], Handle] = field(default_factory=dict)
+    _inputs: dict[tuple[Value, Description, int], Handle] = field(default_factory=dict)
     _uids: int = 0
 
     def uid(self) -> int:
@@ -89,11 +89,16 @@ class Emit:
     def dtype(self, dtype: DType) -> Any:
         return getattr(self.cudnn.data_type, DATA_TYPES[dtype.name])
 
-    def read(self, value: Value, description: Description, role: str = "") -> Handle:
-        """The tensor of a value: of one computed here as it is, of an input told as `description`, one a role."""
+    def read(self, node: Node, index: int, description: Description) -> Handle:
+        """The tensor of an operand: of one computed here as it is, of an input told as `description`.
+
+        An input that stands in two places of a node has a tensor for each: cuDNN's attention reads a misaligned address
+        where k and v are one tensor, its layer norm has no address for a bias that is the scale.
+        """
+        value = node.operands[index]
         if value in self.handles:
             return self.handles[value]
-        key = (value, description, role)
+        key = (value, description, node.operands[:index].count(value))
         if key not in self._inputs:
             uid = self.uid()
             self._inputs[key] = self.graph.tensor(
@@ -105,6 +110,11 @@ class Emit:
             )
             self.bindings.append((uid, self.region.inputs.index(value)))
         return self._inputs[key]
+
+    def whole(self, node: Node, index: int) -> Handle:
+        """The tensor of an operand that has the frame's axes itself."""
+        type = node.operands[index].type
+        return self.read(node, index, self.place(type, type.shape, type.shape))
 
     def scalar(self, number: bool | int | float, rank: int = 4) -> Handle:
         """A number as a tensor whose value the graph object holds, in float32: nothing to bind, nothing to outlive."""
@@ -125,7 +135,7 @@ class Emit:
         if value.literal is not None:
             return self.scalar(value.literal, self.rank(node))
         shape = node.op.aligned(index, value.type.shape, len(full))
-        return self.read(value, self.place(value.type, shape, full))
+        return self.read(node, index, self.place(value.type, shape, full))
 
     def rank(self, node: Node) -> int:
         """Number of axes in which the node's result is told."""

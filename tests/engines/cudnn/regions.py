@@ -81,6 +81,28 @@ def norm(
     return closed(g, finish(g, y), row_major)
 
 
+def twice() -> dict[str, Region]:
+    """One input in two places of a node: of a norm, a product, work behind one, and attention."""
+
+    def region(result: Callable[..., Value], *shapes: Ints) -> Region:
+        g = gd.GraphBuilder("twice")
+        dtypes = (gd.int32 if shape == (2,) else gd.float16 for shape in shapes)
+        inputs = [g.input(f"x{i}", *each) for i, each in enumerate(zip(shapes, dtypes, strict=True))]
+        return closed(g, result(g, *inputs), row_major)
+
+    heads, one = (2, 4, 128, 64), (2, 4, 1, 64)
+    return {
+        "layer norm, scale and bias alike": region(lambda g, x, row: g.layer_norm(x, row, row), (5, 7, 128), (128,)),
+        "matmul of one matrix": region(lambda g, x: g.matmul(x, x), (3, 40, 40)),
+        "matmul and a square": region(lambda g, a, b, c: g.add(g.matmul(a, b), g.mul(c, c)), *[(23, 23)] * 3),
+        "attention, k and v alike": region(lambda g, q, k: g.attention(q, k, k), one, heads),
+        "attention, all alike": region(lambda g, x: g.attention(x, x, x), heads),
+        "attention, lengths alike": region(
+            lambda g, q, k, v, n: g.attention(q, k, v, q_lengths=n, kv_lengths=n), heads, heads, heads, (2,)
+        ),
+    }
+
+
 def attention(
     q: Ints = (2, 6, 33, 64),
     k: Ints = (2, 3, 65, 64),

@@ -20,7 +20,7 @@ from graphdnn.ir.types import DType, channels_last, row_major
 from graphdnn.ir.views import is_free
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import laid_out
-from tests.engines.cudnn.regions import attention, bias, closed, columns, convolution, norm, product, residual
+from tests.engines.cudnn.regions import attention, bias, closed, columns, convolution, norm, product, residual, twice
 
 H200 = Target.named("h200")
 IEEE, TF32 = Policy(), Policy(precision="tf32")
@@ -99,6 +99,7 @@ TAKEN = {
     "attention, lengths": attention(extras=("q_lengths", "kv_lengths")),
     "attention, bias": attention(extras=("bias",)),
     "attention, statistics": attention(return_lse=True),
+    **twice(),
 }  # fmt: skip
 
 
@@ -146,9 +147,8 @@ REFUSED: dict[str, tuple[Region, Code]] = {
     "attention mask": (attention(extras=("mask",)), Code.ATTRIBUTE),
     "attention one length": (attention(extras=("kv_lengths",)), Code.ATTRIBUTE),
     "bottom right and bias": (attention(extras=("bias",), causal="bottom_right"), Code.ATTRIBUTE),
-    "a number a head, shared keys": (
-        attention((2, 4, 33, 64), (2, 2, 65, 64), 64, extras=("bias",), bias_shape=(2, 4, 1, 1)), Code.BROADCAST
-    ),
+    "a number a head": (attention(extras=("bias",), bias_shape=(2, 6, 1, 1)), Code.BROADCAST),
+    "a number a sequence": (attention(extras=("bias",), bias_shape=(2, 1, 1, 1)), Code.BROADCAST),
     "bottom right, many queries": (attention((2, 6, 70, 64), causal="bottom_right"), Code.SHAPE),
     "attention and more": (attention(), Code.PATTERN),
 }  # fmt: skip

@@ -10,24 +10,21 @@ from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.types import float32
 
+ARGUMENTS = {"q": "q", "k": "k", "v": "v", "bias": "bias", "q_lengths": "seq_len_q", "kv_lengths": "seq_len_kv"}
+"""What the frontend calls an attention's operands."""
+
 
 @rule(Attention)
 def attention(emit: Emit, node: Node) -> tuple[Handle, ...]:
     """o and, where asked for, the log-sum-exp as (B, H, Sq, 1)."""
     op = node.op
     assert isinstance(op, Attention)
-    q, k, v, *rest = node.operands
-    given = dict(zip(op.extras, rest, strict=True))
-    # Tensors of their own also where two of them are one value: engine 8 has no address for a tensor that stands twice.
-    arguments: dict[str, Any] = {name: emit.read(x, as_it_lies(x), name) for name, x in (("q", q), ("k", k), ("v", v))}
-    if "bias" in given:
-        arguments["bias"] = emit.read(given["bias"], against_scores(given["bias"]))
-    if "kv_lengths" in given:
-        arguments.update(
-            use_padding_mask=True,
-            seq_len_q=emit.read(given["q_lengths"], per_batch(given["q_lengths"])),
-            seq_len_kv=emit.read(given["kv_lengths"], per_batch(given["kv_lengths"])),
-        )
+    arguments: dict[str, Any] = {
+        ARGUMENTS[name]: emit.read(node, index, described(name, node.operands[index]))
+        for index, name in enumerate(op.operand_names)
+    }
+    if "kv_lengths" in op.extras:
+        arguments["use_padding_mask"] = True
     arguments.update(band(emit, op))
     o, stats = emit.graph.sdpa(**arguments, attn_scale=op.scale, generate_stats=op.return_lse, name=node.name)
     emit.told[node.results[0]] = as_it_lies(node.results[0])
@@ -48,6 +45,12 @@ def band(emit: Emit, op: Attention) -> dict[str, Any]:
     if high is not None:
         found["diagonal_band_right_bound"] = high
     return found
+
+
+def described(name: str, value: Value) -> Description:
+    if name == "bias":
+        return against_scores(value)
+    return per_batch(value) if name.endswith("lengths") else as_it_lies(value)
 
 
 def as_it_lies(value: Value) -> Description:

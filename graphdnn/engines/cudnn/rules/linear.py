@@ -15,7 +15,7 @@ def conv(emit: Emit, node: Node) -> tuple[Handle, ...]:
     """The groups follow from the channels of x and w."""
     op = node.op
     assert isinstance(op, Conv)
-    x, w = (emit.read(v, emit.place(v.type, v.type.shape, v.type.shape)) for v in node.operands)
+    x, w = (emit.whole(node, index) for index in range(2))
     return (
         emit.graph.conv_fprop(
             image=x,
@@ -32,7 +32,10 @@ def conv(emit: Emit, node: Node) -> tuple[Handle, ...]:
 @rule(MatMul)
 def matmul(emit: Emit, node: Node) -> tuple[Handle, ...]:
     """Both operands in the region's frame, their batch axes against the result's."""
-    a, b = (emit.read(v, emit.place(v.type, shape, full)) for v, shape, full in factors(node, emit.frame))
+    a, b = (
+        emit.read(node, index, emit.place(value.type, shape, full))
+        for index, (value, shape, full) in enumerate(factors(node, emit.frame))
+    )
     return (emit.graph.matmul(A=a, B=b, name=node.name),)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphdnn.engines.cudnn.frames import Description
 from graphdnn.engines.cudnn.lower import Emit, Handle, rule
-from graphdnn.ir.graph import Node, Value
+from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
 
 
@@ -13,12 +13,11 @@ def layer_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
     """In inference phase, so that no statistics are stored."""
     op = node.op
     assert isinstance(op, LayerNorm)
-    x, scale, bias = node.operands
     y, _, _ = emit.graph.layernorm(
         norm_forward_phase=emit.cudnn.norm_forward_phase.INFERENCE,
-        input=whole(emit, x),
-        scale=parameter(emit, scale),
-        bias=parameter(emit, bias),
+        input=emit.whole(node, 0),
+        scale=parameter(emit, node, 1),
+        bias=parameter(emit, node, 2),
         epsilon=emit.scalar(op.eps),
         name=node.name,
     )
@@ -29,11 +28,10 @@ def layer_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
 def rms_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
     op = node.op
     assert isinstance(op, RmsNorm)
-    x, scale = node.operands
     y, _ = emit.graph.rmsnorm(
         norm_forward_phase=emit.cudnn.norm_forward_phase.INFERENCE,
-        input=whole(emit, x),
-        scale=parameter(emit, scale),
+        input=emit.whole(node, 0),
+        scale=parameter(emit, node, 1),
         epsilon=emit.scalar(op.eps),
         name=node.name,
     )
@@ -44,26 +42,20 @@ def rms_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
 def instance_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
     op = node.op
     assert isinstance(op, InstanceNorm)
-    x, scale, bias = node.operands
-    rank = x.type.rank
+    rank = node.result.type.rank
     y, _, _ = emit.graph.instancenorm(
         norm_forward_phase=emit.cudnn.norm_forward_phase.INFERENCE,
-        input=whole(emit, x),
-        scale=parameter(emit, scale, rank),
-        bias=parameter(emit, bias, rank),
+        input=emit.whole(node, 0),
+        scale=parameter(emit, node, 1, rank),
+        bias=parameter(emit, node, 2, rank),
         epsilon=emit.scalar(op.eps, rank),
         name=node.name,
     )
     return (y,)
 
 
-def whole(emit: Emit, value: Value) -> Handle:
-    """x in the region's frame."""
-    return emit.read(value, emit.place(value.type, value.type.shape, value.type.shape))
-
-
-def parameter(emit: Emit, value: Value, rank: int = 4) -> Handle:
+def parameter(emit: Emit, node: Node, index: int, rank: int = 4) -> Handle:
     """Scale or bias as (1, C, 1, ...)."""
-    size = value.type.size
+    size = node.operands[index].type.size
     ones = (1,) * (rank - 2)
-    return emit.read(value, Description((1, size, *ones), (size, 1, *(size,) * (rank - 2))))
+    return emit.read(node, index, Description((1, size, *ones), (size, 1, *(size,) * (rank - 2))))

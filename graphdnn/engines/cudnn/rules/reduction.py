@@ -17,9 +17,7 @@ def reduce(emit: Emit, node: Node) -> tuple[Handle, ...]:
     assert isinstance(op, Reduce)
     x = node.operands[0]
     mode = getattr(emit.cudnn.reduction_mode, REDUCTION[op.fn])
-    made = emit.graph.reduction(
-        input=emit.read(x, emit.place(x.type, x.type.shape, x.type.shape)), mode=mode, name=node.name
-    )
+    made = emit.graph.reduction(input=emit.whole(node, 0), mode=mode, name=node.name)
     told = emit.place(node.result.type, reduced_shape(x.type.shape, op.axes, True), x.type.shape)
     emit.told[node.result] = told
     return (made.set_dim(list(told.dims)).set_stride(list(told.strides)),)

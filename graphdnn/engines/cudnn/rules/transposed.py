@@ -15,7 +15,7 @@ def conv_transpose(emit: Emit, node: Node) -> tuple[Handle, ...]:
     """
     op = node.op
     assert isinstance(op, ConvTranspose)
-    x, w = (emit.read(v, emit.place(v.type, v.type.shape, v.type.shape)) for v in node.operands)
+    x, w = (emit.whole(node, index) for index in range(2))
     made = emit.graph.conv_dgrad(
         loss=x,
         filter=w,
