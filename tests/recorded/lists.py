@@ -1,7 +1,4 @@
-"""Lists of plans as tests/gpu/record_candidates.py records them, read back.
-
-What a recording does not know of a plan is None; such a list can be replayed, but limits cannot be tried on it.
-"""
+"""Lists of plans as tests/gpu/record_candidates.py records them, read back."""
 
 from __future__ import annotations
 
@@ -23,23 +20,19 @@ class Plan:
 
     engine: str
     name: str
-    workspace: int | None
-    precision: str | None
-    deterministic: bool | None
+    workspace: int
+    precision: str
+    deterministic: bool
     notes: tuple[str, ...]
-    verdict: str | None
+    verdict: str
     reason: str
     us: float | None
-    is_known: bool | None
+    is_known: bool
 
     @property
     def is_right(self) -> bool:
         """Whether it was timed and its numbers were right."""
         return self.us is not None and self.verdict not in ("wrong", "failed")
-
-    @property
-    def is_whole(self) -> bool:
-        return None not in (self.workspace, self.precision, self.deterministic, self.is_known, self.verdict)
 
 
 @dataclass(frozen=True)
@@ -84,10 +77,6 @@ class Recording:
         """The fastest right plan."""
         return min((p for p in self.plans if p.is_right), key=lambda p: p.us or 0.0)
 
-    @property
-    def is_whole(self) -> bool:
-        return all(p.is_whole for p in self.plans)
-
 
 def read(path: Path) -> list[Recording]:
     """The recordings of a file."""
@@ -104,4 +93,4 @@ def offer(row: Mapping[str, Any]) -> Offer:
 
 
 def plan(engine: str, row: Mapping[str, Any]) -> Plan:
-    return Plan(engine, **{**row, "notes": tuple(row["notes"] or ())})
+    return Plan(engine, **{**row, "notes": tuple(row["notes"])})

@@ -45,7 +45,7 @@ class ReplayedPlan:
     not the same; takes its recorded time."""
 
     def __init__(self, plan: Plan, region: Region, device: ClockedDevice, factor: Factor) -> None:
-        self.workspace_bytes = plan.workspace or 0
+        self.workspace_bytes = plan.workspace
         self.runs = 0
         self._plan = plan
         self._types = [v.type for v in (*region.inputs, *region.outputs)]
@@ -65,7 +65,7 @@ class ReplayedPlan:
         self.runs += 1
         scale = 3.0 if self._plan.verdict == "wrong" else 2.0
         np.multiply(x, scale, out=y)
-        if self._plan.deterministic is False and self.runs % 2:
+        if not self._plan.deterministic and self.runs % 2:
             np.nextafter(y, np.inf, out=y)
         self._device.now += self._plan.us * self._factor()
 
@@ -87,8 +87,8 @@ class Replayed:
         offer = self._offer(policy)
         if offer.estimated_us is None:
             return Decline(Code.PATTERN, offer.refusal or "it was not asked")
-        least = min((p.workspace or 0 for p in offer.plans), default=0)
-        steady = any(p.deterministic is not False for p in offer.plans)
+        least = min((p.workspace for p in offer.plans), default=0)
+        steady = any(p.deterministic for p in offer.plans)
         words = next((p.precision for p in offer.plans if p.precision), "float32")
         return Support(offer.estimated_us, words, 1, least, steady, untimed_us=offer.untimed_us)
 
@@ -123,9 +123,9 @@ def candidate(region: Region, plan: Plan) -> Candidate:
         plan.engine,
         region,
         plan.name,
-        plan.workspace or 0,
-        plan.precision or "",
-        plan.deterministic is not False,
+        plan.workspace,
+        plan.precision,
+        plan.deterministic,
         plan.notes,
         plan,
         plan.is_known is not False,

@@ -32,7 +32,6 @@ def test_every_engine_and_plan_is_there_in_its_order(lists: dict[str, Recording]
 
 def test_every_plan_has_what_is_known_of_it(lists: dict[str, Recording]) -> None:
     found = {p.name: p for p in lists["made everything in tf32"].plans}
-    assert all(p.is_whole for p in found.values())
     for name, act in made.EVERYTHING["cudnn"].items():
         plan = found[name]
         assert (plan.workspace, plan.deterministic, plan.is_known) == (act.workspace, act.deterministic, act.is_known)

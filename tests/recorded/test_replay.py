@@ -30,10 +30,8 @@ from tests.recorded.replay import Machine, X, chosen, reported
 H200 = gd.Target.named("h200")
 REAL = read(FILE)
 ALL = [*REAL, *made()]
-WHOLE = [r for r in ALL if r.is_whole]
 
 every = pytest.mark.parametrize("recording", ALL, ids=str)
-whole = pytest.mark.parametrize("recording", WHOLE, ids=str)
 
 
 def seen(recording: Recording, limit: int) -> Iterator[Plan]:
@@ -41,7 +39,7 @@ def seen(recording: Recording, limit: int) -> Iterator[Plan]:
     for offer in recording.offers:
         fitting = 0
         for plan in offer.plans:
-            fitting += (plan.workspace or 0) <= limit
+            fitting += plan.workspace <= limit
             if fitting > PLANS:
                 break
             yield plan
@@ -52,7 +50,7 @@ def heuristic(recording: Recording, limit: float = math.inf, steady: bool = Fals
     offers = [o for o in recording.offers if o.estimated_us is not None]
     for offer in sorted(offers, key=lambda o: max(o.estimated_us or 0.0, o.untimed_us or 0.0)):
         for plan in offer.plans:
-            fits = (plan.workspace or 0) <= limit and (plan.deterministic or not steady)
+            fits = plan.workspace <= limit and (plan.deterministic or not steady)
             if fits and plan.us is not None and plan.verdict != "failed":
                 return plan
     return None
@@ -77,7 +75,7 @@ def test_heuristics_take_the_first_plan_and_time_nothing(recording: Recording) -
     assert wanted is not None
     assert chosen(report) == place(wanted)
     assert report.regions[0].measured_us is None
-    assert (report.effects, report.regions[0].precision) == ((), wanted.precision or "")
+    assert (report.effects, report.regions[0].precision) == ((), wanted.precision)
     before = [p for o in recording.offers if o.engine == wanted.engine for p in o.plans]
     said = {p.name: (p.verdict, p.reason) for c in report.candidates if c.verdict == "chosen" for p in c.plans}
     for plan in before[: before.index(wanted)]:
@@ -116,11 +114,11 @@ def limits_of(recording: Recording) -> list[int]:
     return list(dict.fromkeys((0, *(n - 1 for n in needs[1:][:: max(1, len(needs) // 2)]))))
 
 
-@whole
+@every
 def test_a_limit_excludes_what_the_list_says_and_the_report_names_bytes_and_times(recording: Recording) -> None:
     for limit in limits_of(recording):
         looked_at = list(seen(recording, limit))
-        right = [p for p in looked_at if p.is_right and (p.workspace or 0) <= limit]
+        right = [p for p in looked_at if p.is_right and (p.workspace) <= limit]
         if not right:
             refused(recording, limit)
             continue
@@ -132,7 +130,7 @@ def test_a_limit_excludes_what_the_list_says_and_the_report_names_bytes_and_time
         assert taken.workspace_bytes <= limit
         asked = {e.engine for e in report.candidates if e.verdict != "excluded"}
         for plan in (p for p in looked_at if p.engine in asked):
-            told, is_over = said[place(plan)], (plan.workspace or 0) > limit
+            told, is_over = said[place(plan)], plan.workspace > limit
             if "not timed: estimated" in told.reason:
                 continue
             assert (told.verdict == "excluded") is is_over
@@ -152,7 +150,7 @@ def told_of_losses(looked_at: list[Plan], recording: Recording, limit: int, repo
     """Where an engine is estimated to do better with more scratch, an effect says with how much, and both times."""
     took = report.regions[0].measured_us or 0.0
     estimates = {o.engine: o.estimated_us or 0.0 for o in recording.offers}
-    better = [p for p in looked_at if (p.workspace or 0) > limit and estimates[p.engine] <= took]
+    better = [p for p in looked_at if (p.workspace) > limit and estimates[p.engine] <= took]
     lines = [e for e in report.effects if e.startswith("workspace_limit=")]
     assert bool(lines) is bool(better)
     if lines:
@@ -171,7 +169,7 @@ def refused(recording: Recording, limit: int) -> None:
     assert min(needs) <= limit or f"{min(needs)} bytes" in str(caught.value)
 
 
-@whole
+@every
 def test_deterministic_leaves_only_plans_whose_bits_repeat(recording: Recording) -> None:
     wanted = heuristic(recording, steady=True)
     if wanted is None:
@@ -190,7 +188,7 @@ def test_deterministic_leaves_only_plans_whose_bits_repeat(recording: Recording)
         assert bool(fixed) is (selection == "autotune")
 
 
-@whole
+@every
 def test_bits_that_vary_are_told(recording: Recording) -> None:
     exe = autotuned(recording)[1]
     (region,) = exe.report.regions
@@ -198,7 +196,7 @@ def test_bits_that_vary_are_told(recording: Recording) -> None:
     assert (len(runs) == 1) is region.deterministic
 
 
-@whole
+@every
 def test_unknown_plans_are_tried_elsewhere_before_they_are_built(recording: Recording) -> None:
     machine, _ = autotuned(recording)
     unknown = {f"{p.engine} {p.name}" for p in recording.plans if not p.is_known}
@@ -312,7 +310,7 @@ def kept_in_ieee(recording: Recording) -> dict[str, str]:
         return {}
     if isinstance(load_engine("cudnn").supports(region, H200, Policy(precision="ieee")), Decline):
         return {}
-    proposals = [Proposal(PlanName.parse(p.name), p.workspace or 0, p.notes, p.deterministic is True) for p in plans]
+    proposals = [Proposal(PlanName.parse(p.name), p.workspace, p.notes, p.deterministic) for p in plans]
     found = trusted(Anatomy(region), proposals, H200, Policy(precision="ieee"))
     return {} if isinstance(found, Decline) else {c.name: c.precision for c in found}
 
@@ -330,7 +328,7 @@ def loose_convolution() -> Recording:
 def test_cudnns_tables_let_no_plan_into_ieee_that_was_recorded_as_tf32() -> None:
     assert kept_in_ieee(loose_convolution()) == {"eng11": "float32"}
     for recording in (r for r in REAL if r.precision == "tf32"):
-        cut = {p.name for p in recording.plans if p.engine == "cudnn" and "tf32" in (p.precision or "")}
+        cut = {p.name for p in recording.plans if p.engine == "cudnn" and "tf32" in p.precision}
         kept = kept_in_ieee(recording)
         assert not cut & set(kept)
         assert all("tf32" not in words for words in kept.values())
