@@ -25,6 +25,8 @@ ELEMENTS = 16
 """Elements that a thread takes of a row that one block folds: enough loads in flight, few enough registers."""
 WARP_ELEMENTS = 32
 """The same where one warp folds a row: more, since it waits for nobody."""
+FEW_THREADS = 1024
+"""Threads a core of a kernel whose blocks all run at the same time."""
 SPLIT_BYTES = 128 * 1024
 """Least bytes of a block's rows that are worth a second kernel; one core reads them in some 2 us."""
 
@@ -36,7 +38,8 @@ class Layout:
     `rows` and `cols` are extents, outermost first, of which row and which element; `strides` gives for each access its
     strides along both.  `across`: whether the vectors of `width` lie across rows.  `members` threads share a row (or a
     vector of rows), `lanes` rows (or vectors of them) share a block.  `kept` vectors a member stay in registers; 0: the
-    row is read again in each phase.  `splits` blocks share a row.
+    row is read again in each phase.  `splits` blocks share a row.  `at_once`: whether all loads come before the first
+    fold, what all rows share among them.
     """
 
     rows: tuple[int, ...]
@@ -50,6 +53,7 @@ class Layout:
     splits: int
     fits_int: bool
     coalesced: bool
+    at_once: bool = False
 
     @property
     def row_vectors(self) -> int:
@@ -200,8 +204,13 @@ def finished(program: Program, layout: Layout, target: Target) -> Layout:
         return replace(layout, splits=splits)
     each = -(-layout.vectors // layout.members)
     once = sum(w.is_walk for w in phases(program, True)) < 2
-    fits = each * layout.width <= 64 and each * layout.width * kept_bytes(program) <= KEPT_BYTES
-    return replace(layout, kept=each if fits and not once else 0)
+    elements, bytes = each * layout.width, kept_bytes(program)
+    if elements > 64 or elements * bytes > KEPT_BYTES or once:
+        return replace(layout, kept=0)
+    shared = sum(element(t).itemsize for t in program.loads if t.varies and not any(layout.strides[t][0]))
+    # Where all blocks run in one wave nothing hides that a load waits behind a fold, and registers are there.
+    few = layout.blocks * layout.threads <= FEW_THREADS * target.sm_count
+    return replace(layout, kept=each, at_once=few and elements * (bytes + shared) <= KEPT_BYTES)
 
 
 def wanted_splits(program: Program, layout: Layout, target: Target) -> int:

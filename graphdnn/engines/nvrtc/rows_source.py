@@ -302,7 +302,8 @@ class Writer:
 
     def walk(self, work: Phase) -> list[str]:
         lines = [self.begin(f) for f in work.folds]
-        loads = [t for t in work.loads if t not in self.held]
+        reached = self.phases if self.layout.at_once else (work,)
+        loads = [t for t in dict.fromkeys(t for w in reached for t in w.loads) if t not in self.held]
         if self.layout.kept == 0:
             deep = 4 if len(loads) < 3 else 2
             end = self.layout.vectors if self.layout.splits == 1 else "end"
@@ -324,8 +325,9 @@ class Writer:
             ]
         kept = self.layout.kept
         again = {t for w in self.phases for t in w.loads if w is not work}
-        # What all rows share lies near by, in a cache: it need not wait in registers beside the row itself.
-        late = [t for t in loads if t not in again and not any(self.layout.strides[t][0])]
+        # What all rows share lies near by, in a cache: as a rule it need not wait in registers beside the row itself.
+        near = [t for t in loads if t not in again and not any(self.layout.strides[t][0])]
+        late = [] if self.layout.at_once else near
         early = [t for t in loads if t not in late]
         lines += [f"{self.held_type(t)} m{self.ids[t]}[{kept}];" for t in early]
         lines += [f"{register(t.dtype)} e{self.ids[t]}[{kept}][{self.layout.width}];" for t in work.keeps]

@@ -140,6 +140,22 @@ def planned_of(build: object) -> Program:
     return rows.planned(region_of(build), H200)[0]
 
 
+@pytest.mark.parametrize(("count", "before"), [(128, True), (512, True), (8192, False)])
+def test_few_rows_load_everything_before_the_first_fold(count: int, before: bool) -> None:
+    """Where all blocks run in one wave nothing else hides the way to memory behind a fold."""
+
+    def norm(g: gd.GraphBuilder) -> Value:
+        x, scale, shift = g.input("x", (count, 384), gd.float16), *(g.input(n, (384,), gd.float16) for n in "sb")
+        return g.layer_norm(x, scale, shift)
+
+    _, layout = rows.planned(region_of(norm), H200)
+    (kernel,) = rows.generate(region_of(norm), H200).kernels
+    body = kernel.source[kernel.source.index("void __launch_bounds__") :]
+    assert layout.kept
+    assert body.count("= load_pack<") == 3
+    assert ("= load_pack<" not in body[body.index("fold_", body.index("= load_pack<")) :]) is before
+
+
 def test_an_output_is_stored_in_the_phase_that_has_it() -> None:
     work = phases(rows.planned(Case("folds", several_folds).region(), H200)[0], True)
     assert [len(w.stores) for w in work] == [1, 2]
