@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import graphdnn as gd
-from benchmarks.results import ROOT, Row, chosen_rows, device_folder, measured, save, versions_here
+from benchmarks.results import ROOT, Row, chosen_rows, device_folder, measured, save, sentence, versions_here
 from benchmarks.timing import SAMPLES, Ceilings
 from benchmarks.torch_peers import DTYPES
 from examples.models import convolutional
@@ -28,8 +28,15 @@ def arguments(suite: str, description: str, samples: int = SAMPLES) -> argparse.
     return parser
 
 
-def run_suite(suite: str, options: argparse.Namespace, names: Iterable[str], measure: Callable[[str], Row]) -> int:
-    """Measures the chosen rows and writes the result file after each of them.  The process's exit code."""
+def run_suite(
+    suite: str,
+    options: argparse.Namespace,
+    names: Iterable[str],
+    measure: Callable[[str], Row],
+    say: Callable[[Row], str] = sentence,
+) -> int:
+    """Measures the chosen rows, writes the result file after each of them and prints it as `say` puts it.  The
+    process's exit code."""
     every = list(names)
     path = options.out or ROOT / "results" / device_folder(torch.cuda.get_device_name()) / f"{suite}.json"
     versions = versions_here(device_versions())
@@ -41,7 +48,7 @@ def run_suite(suite: str, options: argparse.Namespace, names: Iterable[str], mea
         torch.cuda.empty_cache()
         return row
 
-    status = measured(chosen_rows(options.rows, every), timed, lambda rows: save(path, rows, versions, every))
+    status = measured(chosen_rows(options.rows, every), timed, lambda rows: save(path, rows, versions, every), say)
     print(f"results: {path}")
     return status
 

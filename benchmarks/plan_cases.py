@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -117,9 +118,10 @@ HEADS = (
 )
 
 
-def drawn(shape: tuple[int, ...], dtype: gd.DType) -> Any:
-    """Random weights with variance 1 / fan-in, vectors around 1."""
-    numbers = np.random.default_rng(0).standard_normal(shape, np.float32)
+def drawn(name: str, shape: tuple[int, ...], dtype: gd.DType) -> Any:
+    """Random weights with variance 1 / fan-in, vectors around 1; other names have other numbers, since the compiler
+    computes once what is equal."""
+    numbers = np.random.default_rng(crc32(name.encode())).standard_normal(shape, np.float32)
     numbers = 1 + 0.1 * numbers if len(shape) == 1 else numbers / np.sqrt(np.prod(shape[1:]))
     return numbers.astype(dtype.numpy)
 
@@ -139,7 +141,7 @@ def convolution(
 ) -> gd.Graph:
     """A convolution with a bias and its tail."""
     g = gd.GraphBuilder("conv")
-    w, b = g.constant(drawn((k, c, kernel, kernel), dtype)), g.constant(drawn((k,), dtype))
+    w, b = g.constant(drawn("w", (k, c, kernel, kernel), dtype)), g.constant(drawn("b", (k,), dtype))
     x = image(g, "x", (batch, c, extent, extent), dtype)
     y = g.bias(g.conv(x, w, stride=stride, padding=kernel // 2), b, axis=1)
     if "add" in tail:
@@ -150,7 +152,7 @@ def convolution(
 def depthwise(batch: int, c: int, extent: int, kernel: int, stride: int, tail: str) -> gd.Graph:
     """A depthwise convolution with a bias and an activation."""
     g = gd.GraphBuilder("depthwise")
-    w, b = g.constant(drawn((c, 1, kernel, kernel), gd.float16)), g.constant(drawn((c,), gd.float16))
+    w, b = g.constant(drawn("w", (c, 1, kernel, kernel), gd.float16)), g.constant(drawn("b", (c,), gd.float16))
     x = image(g, "x", (batch, c, extent, extent))
     y = g.bias(g.conv(x, w, stride=stride, padding=kernel // 2, groups=c), b, axis=1)
     return channels_last(g, getattr(g, tail)(y) if tail else y)
@@ -159,9 +161,9 @@ def depthwise(batch: int, c: int, extent: int, kernel: int, stride: int, tail: s
 def product(m: int, k: int, n: int, dtype: gd.DType, tail: str) -> gd.Graph:
     """A matrix product with constant weights and its tail."""
     g = gd.GraphBuilder("matmul")
-    y = g.matmul(g.input("x", (m, k), dtype), g.constant(drawn((n, k), dtype).T.copy()))
+    y = g.matmul(g.input("x", (m, k), dtype), g.constant(drawn("w", (n, k), dtype).T.copy()))
     if "bias" in tail:
-        y = g.bias(y, g.constant(drawn((n,), dtype)), axis=-1)
+        y = g.bias(y, g.constant(drawn("b", (n,), dtype)), axis=-1)
     if "add" in tail:
         y = g.add(y, g.input("residual", (m, n), dtype))
     return g.build({"y": g.gelu(y) if "gelu" in tail else y})
@@ -173,11 +175,12 @@ def batched_product() -> gd.Graph:
     return g.build({"y": g.matmul(a, b)})
 
 
-def swiglu() -> gd.Graph:
-    """Gate and up projection of Llama-3-8B, SiLU of one times the other."""
+def swiglu(m: int, k: int, n: int) -> gd.Graph:
+    """Gate and up projection of a Llama, SiLU of one times the other."""
     g = gd.GraphBuilder("swiglu")
-    x = g.input("x", (4096, 4096), gd.bfloat16)
-    gate, up = (g.matmul(x, g.constant(drawn((14336, 4096), gd.bfloat16).T.copy(), name=n)) for n in ("gate", "up"))
+    x = g.input("x", (m, k), gd.bfloat16)
+    weights = {name: drawn(name, (n, k), gd.bfloat16).T.copy() for name in ("gate", "up")}
+    gate, up = (g.matmul(x, g.constant(w, name=name)) for name, w in weights.items())
     return g.build({"y": g.mul(g.silu(gate), up)})
 
 
@@ -188,9 +191,9 @@ def norm(kind: str, rows: int, width: int, dtype: gd.DType) -> gd.Graph:
     outputs = {}
     if "add" in kind:
         outputs["sum"] = x = g.add(x, g.input("residual", (rows, width), dtype))
-    scale = g.constant(drawn((width,), dtype))
+    scale = g.constant(drawn("scale", (width,), dtype))
     if "layer" in kind:
-        y = g.layer_norm(x, scale, g.constant(drawn((width,), dtype) - 1))
+        y = g.layer_norm(x, scale, g.constant(drawn("shift", (width,), dtype) - 1))
     elif "rms" in kind:
         y = g.rms_norm(x, scale)
     else:
@@ -242,7 +245,7 @@ def cases() -> Iterator[tuple[str, Build]]:
     for m, k, n, dtype, tail in PRODUCTS:
         yield f"matmul {m}x{k}x{n} {dtype} {tail}".strip(), lambda a=(m, k, n, dtype, tail): product(*a)
     yield "matmul 64x512x64x512 float16", batched_product
-    yield "swiglu 4096x4096x14336 bfloat16", swiglu
+    yield "swiglu 4096x4096x14336 bfloat16", lambda: swiglu(4096, 4096, 14336)
     for rows, width, dtype in ROWS:
         for kind in ("layer norm", "rms norm", "add layer norm", "softmax"):
             yield f"{kind} {rows}x{width} {dtype}", lambda a=(kind, rows, width, dtype): norm(*a)

@@ -97,6 +97,17 @@ def estimates(report: gd.CompileReport) -> list[dict[str, Any]]:
     return found
 
 
+def sentence(row: Row) -> str:
+    """A row as one line of text: what choosing by estimate costs, and what choosing by measurement takes."""
+    best, spent = row.peers["best"], row.settings
+    ratio = row.ours_us / best
+    return (
+        f"{row.name}: heuristic {row.ours_us:.1f} us, best {best:.1f} us, heuristic over best {ratio:.3f}; "
+        f"tuning {spent['tuning_s']:.1f} s, compiling {spent['cold_s']:.2f} s cold and {spent['warm_s']:.3f} s warm; "
+        f"estimated {row.estimated_us:.1f} us, error {row.error:.1e}"
+    )
+
+
 def summary(rows: Iterable[Any]) -> str:
     """How well estimates fit, and what choosing by them costs, over the rows of a result file."""
     rows = list(rows)
@@ -137,12 +148,13 @@ def main(given: list[str] | None = None) -> int:
 
             def row(name: str) -> Row:
                 found = measure(machine, name, ceilings, options.samples, cache)
-                found = replace(found, settings={**found.settings, "tuning_s": tuning.get(name)})
+                tuning_s = tuning.get(name, found.settings["timing_s"])  # what was not built ahead is built there
+                found = replace(found, settings={**found.settings, "tuning_s": tuning_s})
                 done.append(found.as_json())
                 gc.collect()
                 return found
 
-            status = run_suite("plan_choice", options, CASES, row)
+            status = run_suite("plan_choice", options, CASES, row, sentence)
     finally:
         if not options.cache:
             shutil.rmtree(cache, ignore_errors=True)

@@ -122,8 +122,11 @@ def save(path: Path, rows: Iterable[Row], versions: Mapping[str, str], order: It
     path.write_text(json.dumps(document(rows, versions, order, old), indent=1) + "\n")
 
 
-def measured(names: Iterable[str], measure: Callable[[str], Row], keep: Callable[[list[Row]], None]) -> int:
-    """Measures rows one after the other and keeps what there is after each.  The exit code: 1 where a row failed."""
+def measured(
+    names: Iterable[str], measure: Callable[[str], Row], keep: Callable[[list[Row]], None], say: Callable[[Row], str]
+) -> int:
+    """Measures rows one after the other, keeps what there is after each, and prints what `say` says of it.  The exit
+    code: 1 where a row failed."""
     rows: list[Row] = []
     failed = 0
     for name in names:
@@ -135,7 +138,7 @@ def measured(names: Iterable[str], measure: Callable[[str], Row], keep: Callable
             traceback.print_exc()
             continue
         keep(rows)
-        print(sentence(rows[-1]), flush=True)
+        print(say(rows[-1]), flush=True)
     return failed
 
 

@@ -16,7 +16,7 @@ import graphdnn as gd
 from benchmarks import compile_once, compile_time, kernel_cases, kernels, launch, layers, plan_choice, tables
 from benchmarks.comparison import arguments, empty_output, graph_floor_us, largest_error, random_tensor, strides_of
 from benchmarks.kernel_cases import CASES
-from benchmarks.results import Row, chosen_rows, device_folder, document, measured, rounded, save
+from benchmarks.results import Row, chosen_rows, device_folder, document, measured, rounded, save, sentence
 from benchmarks.timing import Ceilings, in_blocks, interleaved, medians
 from benchmarks.torch_peers import BertLayer, LlamaLayer, Peer, ResNet50, inductor, tensor
 from examples.models import bert, llama
@@ -134,10 +134,10 @@ def test_a_row_that_fails_does_not_take_the_others_with_it(capsys: pytest.Captur
             raise RuntimeError("no memory left")
         return row(name, eager=3.0)
 
-    assert measured("abc", measure, lambda rows: kept.append([r.name for r in rows])) == 1
+    assert measured("abc", measure, lambda rows: kept.append([r.name for r in rows]), sentence) == 1
     assert kept == [["a"], ["a", "c"]]
     assert "b: failed: RuntimeError: no memory left" in capsys.readouterr().out
-    assert measured("ac", measure, lambda rows: None) == 0
+    assert measured("ac", measure, lambda rows: None, sentence) == 0
 
 
 def test_rows_are_chosen_by_name_or_part() -> None:

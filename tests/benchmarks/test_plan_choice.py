@@ -5,14 +5,18 @@ import multiprocessing
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import graphdnn as gd
-from benchmarks import plan_cases, plan_choice
+from benchmarks import comparison, plan_cases, plan_choice
 from benchmarks.build_ahead import build_ahead, keep_to_one_core
+from benchmarks.results import Row
 from benchmarks.timing import Ceilings
+from graphdnn.passes.cleanup import canonicalize
 from graphdnn.runtime.cache import DiskStore
 from tests.benchmarks.processor import Processor
+from tests.planned import h200_report
 
 CEILINGS = Ceilings(4e12, {"float16": 8e14, "bfloat16": 8e14, "float32": 5e13})
 
@@ -31,6 +35,41 @@ SMALL = {
     "attention": lambda: plan_cases.attention(1, 4, 2, 3, 5, 8, gd.float16, "top_left"),
     "pool": lambda: plan_cases.pool("max_pool", (2, 5, 9, 7), kernel=3, stride=2, padding=1),
 }
+
+
+def lost(graph: gd.Graph) -> tuple[str, ...]:
+    """Names of nodes that the compiler does not compute, since they equal others or nothing but constants."""
+    kept = {n.origins for n in canonicalize(graph).graph.nodes}
+    return tuple(n.name for n in graph.nodes if (n.name,) not in kept)
+
+
+def test_a_node_that_equals_another_counts_as_lost() -> None:
+    g = gd.GraphBuilder("twins")
+    x = g.input("x", (2, 3), gd.float16)
+    twins = [g.matmul(x, g.constant(np.ones((3, 4), np.float16)), name=name) for name in ("gate", "up")]
+    assert set(lost(g.build({"y": g.mul(*twins, name="both")}))) == {"gate", "up"}
+
+
+@pytest.mark.parametrize("build", [*SMALL.values(), lambda: plan_cases.swiglu(5, 7, 9)])
+def test_no_node_of_a_small_case_is_lost(build: plan_cases.Build) -> None:
+    assert not lost(build())
+
+
+@pytest.mark.parametrize("name", plan_cases.CASES)
+def test_no_node_of_a_case_is_lost(name: str, numbers_by_name: None) -> None:
+    assert not lost(plan_cases.CASES[name]())
+
+
+def test_constants_of_other_names_have_other_numbers() -> None:
+    w, again, other = (plan_cases.drawn(name, (3, 5), gd.float16) for name in ("w", "w", "b"))
+    assert np.array_equal(w, again)
+    assert not np.isin(w, other).all()
+
+
+def test_both_products_of_swiglu_are_planned(numbers_by_name: None) -> None:
+    report = h200_report(plan_cases.CASES["swiglu 4096x4096x14336 bfloat16"]())
+    assert sum(region.pattern.count("matmul") for region in report.regions) == 2
+    assert "matmul+matmul+silu+mul" in {c.pattern for c in report.candidates}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -66,6 +105,21 @@ def test_a_process_that_builds_ahead_keeps_to_one_core() -> None:
             assert len(os.sched_getaffinity(0)) == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_every_region_is_printed_with_times_and_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"tuning_s": 12.34, "cold_s": 1.2345, "warm_s": 0.0567, "timing_s": 3.0}
+    row = Row("matmul a", 6.0, {"best": 4.0}, 1.0, 1e-4, None, 15, 5.0, settings)
+    monkeypatch.setattr(comparison, "device_versions", dict)
+    monkeypatch.setattr(comparison.torch.cuda, "empty_cache", lambda: None)
+    options = comparison.arguments("plan_choice", "").parse_args(["--out", str(tmp_path / "rows.json")])
+    assert comparison.run_suite("plan_choice", options, ["matmul a"], lambda _: row, plan_choice.sentence) == 0
+    assert (
+        "matmul a: heuristic 6.0 us, best 4.0 us, heuristic over best 1.500; "
+        "tuning 12.3 s, compiling 1.23 s cold and 0.057 s warm; estimated 5.0 us, error 1.0e-04\n"
+    ) in capsys.readouterr().out
 
 
 def test_the_summary_weighs_every_timed_candidate() -> None:
