@@ -229,7 +229,7 @@ def steps_of(made: Planned, desk: Desk) -> list[Step]:
     for offer in made.cover.picks:
         chosen = made.plans.get(offer.region)
         if chosen is not None:
-            steps.append(Step(offer.region, chosen.plan, chosen.candidate.workspace_bytes))
+            steps.append(Step(offer.region, chosen.plan, chosen.candidate.workspace_bytes, name=chosen.name))
             continue
         answer = desk.answers(offer.region)[engine_of(offer)]
         assert isinstance(answer, Support)

@@ -133,3 +133,11 @@ def test_a_file_that_cannot_be_written_is_named_as_the_caller_named_it(write: st
             getattr(exe, write)(path)
         assert said.value.filename == str(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_plans_are_known_by_what_disables_them(tmp_path: Path) -> None:
+    exe = gd.compile(graph(), target="cpu")
+    exe.save(tmp_path / "small.gdn")
+    disabled = {f"{region.engine}:{region.plan}" for region in exe.report.regions}
+    for one in (exe, gd.load(tmp_path / "small.gdn")):
+        assert {step.name for step in one._present().schedule.steps} == disabled

@@ -27,6 +27,11 @@ class Chosen:
     tried: tuple[Tried, ...]
     measured_us: float | None = None
 
+    @property
+    def name(self) -> str:
+        """Engine and plan as `disabled_plans` takes them."""
+        return f"{self.engine}:{self.candidate.name}"
+
 
 @dataclass(frozen=True)
 class Refused:

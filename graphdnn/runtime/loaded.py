@@ -22,6 +22,9 @@ from graphdnn.runtime.schedule import Schedule
 CONVERSIONS_KEPT = 64
 """Pairs of layouts between which plans that copy are kept; callers may bring any strides."""
 
+PLANS_NAMED = 5
+"""Plans that an error names; how many more there are it counts."""
+
 AT_ONCE = 8
 """Constants that are made ready for uploading at the same time."""
 
@@ -90,7 +93,10 @@ class LoadedGraph:
 
     def lost(self, error: ContextLostError) -> ContextLostError:
         """The same error saying whose plans were running when the device's context was lost."""
-        plans = ", ".join(f"{type(s.plan).__name__} for {s.region.pattern}" for s in self.schedule.steps)
+        named = [f"{step.name} for {step.region.pattern}" for step in self.schedule.steps]
+        plans = ", ".join(named[:PLANS_NAMED])
+        if len(named) > PLANS_NAMED:
+            plans += f" and {len(named) - PLANS_NAMED} more"
         return ContextLostError(
             f"graph {self.graph.name} could not run: {error}; its plans are {plans}; to find the one at fault, save "
             "the graph and run `graphdnn doctor --replay FILE`"

@@ -27,13 +27,15 @@ Space = Literal["input", "constant", "state", "output", "arena"]
 class Step:
     """One region and the plan that runs it; `plan` is None when only a described device is planned for.
 
-    `offered` is what the engine says of `in_place` where there is no plan to say it.
+    `offered` is what the engine says of `in_place` where there is no plan to say it.  `name` is the plan's, as
+    CompileOptions.disabled_plans takes it: "cudnn:eng8_k24=2".
     """
 
     region: Region
     plan: DevicePlan | HostPlan | None
     workspace_bytes: int = 0
     offered: tuple[tuple[int, int], ...] = ()
+    name: str = ""
 
     @property
     def in_place(self) -> tuple[tuple[int, int], ...]:

@@ -201,7 +201,7 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
     if isinstance(plans, Decline):
         return plans
     chosen = {region: plans[number] for region, number in zip(regions, numbers, strict=True)}
-    steps = [Step(region, one.plan, one.candidate.workspace_bytes) for region, one in chosen.items()]
+    steps = [Step(r, one.plan, one.candidate.workspace_bytes, name=one.name) for r, one in chosen.items()]
     try:
         placed = schedule(file.prepared, steps)
     except CompileError as error:

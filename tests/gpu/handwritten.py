@@ -113,7 +113,7 @@ def converting(device: CudaDevice) -> Callable[[TensorType, TensorType], Handwri
 def program(graph: Graph, device: CudaDevice) -> Program:
     """Every node as a kernel of its own."""
     regions = [Region.of(graph, [n]) for n in graph.nodes]
-    steps = [Step(r, pointwise(r, device)) for r in regions]
+    steps = [Step(r, pointwise(r, device), name=f"handwritten:{r.pattern}") for r in regions]
     return Program(graph, schedule(graph, steps), device, converting(device))
 
 

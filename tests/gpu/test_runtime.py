@@ -326,7 +326,7 @@ def test_a_fault_names_the_graph_and_every_later_call_says_so() -> None:
     """)
     first, second = out.strip().splitlines()
     assert first.startswith("graph faulty could not run: the CUDA context of ")
-    assert "Handwritten for abs" in first
+    assert "handwritten:abs for abs" in first
     assert second.startswith("graph affine could not run: the CUDA context of ")
     assert "does not work any more since" in second
 

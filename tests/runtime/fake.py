@@ -304,7 +304,7 @@ def fake_steps(graph: Graph, device: FakeDevice, rng: np.random.Generator, longe
     for region in segments(graph, rng, longest):
         workspace = int(rng.integers(1, 5000)) if rng.random() < 0.3 else 0
         plan = FakePlan(region, device, workspace, in_place=rng.random() < 0.8)
-        steps.append(Step(region, plan, workspace))
+        steps.append(Step(region, plan, workspace, name=f"fake:plan{len(steps)}"))
     return steps
 
 

@@ -30,6 +30,14 @@ def counter() -> gd.Graph:
     return g.build({"y": total}, updates={"total": total})
 
 
+def chain(length: int) -> gd.Graph:
+    g = gd.GraphBuilder("chain")
+    y = g.input("x", (3,), gd.float32)
+    for _ in range(length):
+        y = g.neg(y)
+    return g.build({"y": y})
+
+
 CALLS: dict[str, Callable[[Program, object], object]] = {
     "a plain call": lambda program, x: program.run({"x": x}),
     "bind": lambda program, x: program.bind({"x": x}),
@@ -51,3 +59,14 @@ def test_whatever_meets_the_device_names_the_graph(call: str, rng: np.random.Gen
         CALLS[call](program, x)
     with pytest.raises(ContextLostError, match="graph counter could not run"):
         bound(stream=7)
+
+
+@pytest.mark.parametrize(("length", "more"), [(1, ""), (5, ""), (7, " and 2 more")])
+def test_plans_are_named_as_they_are_disabled(length: int, more: str, rng: np.random.Generator) -> None:
+    """The first few of many."""
+    device = Losable()
+    program, x = fake_program(chain(length), device, rng, longest=1), on_device(np.ones(3, np.float32), device)
+    device.is_lost = True
+    plans = ", ".join(f"fake:plan{n} for neg" for n in range(min(length, 5)))
+    with pytest.raises(ContextLostError, match=f"; its plans are {plans}{more}; to find"):
+        program.run({"x": x})
