@@ -7,7 +7,9 @@ not: what such a bound rules out need not be timed, and a cover that is cheapest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,6 +32,9 @@ from graphdnn.runtime.schedule import Step
 
 Price = Callable[[str, Region], float]
 """Microseconds of a region by an engine, or whatever else a cover is to have least of."""
+
+WEIGHT_THREADS = 4
+"""Constants that are computed at the same time while plans are built."""
 
 Signature = tuple[Op, tuple[tuple[tuple[int, ...], DType], ...]]
 """What an op is applied to, whatever the layouts: operands' shapes and types."""
@@ -172,10 +177,29 @@ def built_cover(
             continue
         if device is None:
             return cover, {}
-        found = desk.plan_all([(engine_of(o), o.region) for o in cover.picks], device)
+        with weights_meanwhile(graph):
+            found = desk.plan_all([(engine_of(o), o.region) for o in cover.picks], device)
         plans = {o.region: f for o, f in zip(cover.picks, found, strict=True) if isinstance(f, Chosen)}
         if len(plans) == len(cover.picks):
             return cover, plans
+
+
+@contextmanager
+def weights_meanwhile(graph: Graph) -> Iterator[None]:
+    """Constants that passes promised are computed while the body builds plans, the largest first.
+
+    Libraries hold the interpreter while they build, and numpy works without it.  What has not begun when the body ends
+    is left to the upload, which has threads of its own and tells what fails.
+    """
+    promised = [p for p in graph.payloads.values() if p.has_data and not p.is_settled]
+    promised.sort(key=lambda p: -p.type.nbytes)
+    pool = ThreadPoolExecutor(WEIGHT_THREADS)
+    try:
+        for payload in promised:
+            pool.submit(payload.array)
+        yield
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def tuned_cover(cover: Cover, desk: Desk, price: Price) -> Cover | None:

@@ -150,6 +150,11 @@ class Payload:
     def __repr__(self) -> str:
         return f"<Payload {self.type}{'' if self.has_data else ', not loaded'}>"
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the array is here, and needs no computing."""
+        return self._array is not None
+
     @cached_property
     def has_data(self) -> bool:
         return all(part._compute is not None for part in in_order(self, lambda p: p._array is not None))
@@ -221,14 +226,19 @@ class Compute:
     index: int = 0
 
     def run(self, type: TensorType) -> Array:
-        from graphdnn.ir.evaluate import apply
+        from graphdnn.ir.evaluate import apply, apply_at_once
 
         arrays = [
             p.array() if isinstance(p, Payload) else np.asarray(p, t.dtype.compute.numpy)
             for p, t in zip(self.operands, self.operand_types, strict=True)
         ]
         # Weights are megabytes: what only moves is not widened and rounded again.
-        moved = self.op.reference(*arrays) if self.op.keeps_elements else apply(self.op, arrays, result_types=None)
+        if self.op.keeps_elements:
+            moved = self.op.reference(*arrays)
+        elif (found := apply_at_once(self.op, arrays, type)) is not None:
+            return found
+        else:
+            moved = apply(self.op, arrays, result_types=None)
         return np.asarray(moved[self.index]).astype(type.dtype.numpy, copy=False)
 
 

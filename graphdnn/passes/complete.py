@@ -13,10 +13,10 @@ import numpy as np
 from graphdnn.ir.graph import Graph, Node, Payload, Value
 from graphdnn.ir.ops.attention import EXTRAS, Attention
 from graphdnn.ir.ops.pointwise import Pointwise
-from graphdnn.ir.types import Array, TensorType, int32
+from graphdnn.ir.types import TensorType, int32
 from graphdnn.ir.writer import Rewriter
+from graphdnn.passes.intervals import interval
 from graphdnn.passes.rewrite import Rewritten
-from graphdnn.passes.rules.folding import is_constant
 
 LENGTHS = {"q_lengths": 0, "kv_lengths": 1}
 """The pair, and the operand (q or k) whose third axis is the full extent."""
@@ -77,27 +77,7 @@ def lengths_to_complete(graph: Graph, node: Node) -> list[str]:
     ]
 
 
-def is_made(graph: Graph, value: Value, fn: str, literal: int) -> bool:
-    """Whether a function of something and a number makes the value, as lengths are made in passes."""
-    producer = graph.producer.get(value)
-    return producer is not None and producer.op == Pointwise(fn=fn) and producer.operands[1].literal == literal
-
-
-def known_lengths(graph: Graph, lengths: Value) -> Array | None:
-    """Lengths that are constants."""
-    payload = graph.payloads.get(lengths.name) if is_constant(lengths, graph) else None
-    return payload.array() if payload is not None and payload.has_data else None
-
-
 def is_inside(graph: Graph, lengths: Value, extent: int) -> bool:
-    """Whether lengths are known to lie between 0 and `extent`: constants that do, and what passes made so."""
-    array = known_lengths(graph, lengths)
-    if array is not None:
-        return bool(array.min() >= 0 and array.max() <= extent)
-    producer = graph.producer.get(lengths)
-    if producer is None or not isinstance(producer.op, Pointwise):
-        return False
-    is_bounded = producer.op.fn == "minimum" and is_made(graph, producer.operands[1], "mul", extent)
-    if is_bounded or is_made(graph, lengths, "maximum", 1):
-        return is_inside(graph, producer.operands[0], extent)
-    return producer.op == Pointwise(fn="clip", parameters=(0, extent))
+    """Whether lengths are known to lie between 0 and `extent`."""
+    low, high = interval(graph, lengths)
+    return low >= 0 and high <= extent

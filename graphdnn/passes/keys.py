@@ -16,7 +16,8 @@ from graphdnn.ir.ops.movement import Reshape
 from graphdnn.ir.ops.pointwise import Pointwise, Select
 from graphdnn.ir.region import Region
 from graphdnn.ir.writer import Operand, Rewriter
-from graphdnn.passes.complete import LENGTHS, full_lengths, is_made, known_lengths
+from graphdnn.passes.complete import LENGTHS, full_lengths
+from graphdnn.passes.intervals import interval
 from graphdnn.passes.rewrite import Ask, Rewritten
 
 EMPTY = (0.0, float("-inf"))
@@ -69,14 +70,15 @@ def query_count(node: Node) -> int:
 
 
 def with_keys(rewriter: Rewriter, node: Node, queries: Value, keys: Value, count: int) -> Lengths:
-    """kv = max(kv, 1), and q = min(q, kv Sq), which is 0 where there was no key; of one query q = 1."""
+    """kv = max(kv, 1), and q = min(q, min(kv, 1) Sq), which is 0 where there was no key; of one query q = 1."""
 
     def make(fn: str, left: Operand, right: Operand) -> Value:
         return rewriter.emit(Pointwise(fn=fn), left, right, origins=node.origins)[0]
 
     some = make("maximum", keys, 1)
     if count > 1:
-        return Lengths(make("minimum", queries, make("mul", keys, count)), some)
+        # Not kv Sq, which may be beyond int32.
+        return Lengths(make("minimum", queries, make("mul", make("minimum", keys, 1), count)), some)
     shown = make("greater", make("minimum", queries, keys), 0)
     one = rewriter.constant(full_lengths(queries.type.size, 1), stem=f"{node.name}.q_lengths")
     return Lengths(one, some, shown)
@@ -95,17 +97,4 @@ def may_show_nothing(graph: Graph, node: Node) -> bool:
         return False
     given = dict(zip(node.op.extras, node.operands[3:], strict=True))
     names = LENGTHS if query_count(node) == 1 else ("kv_lengths",)
-    return not all(is_above_0(graph, given[name]) for name in names)
-
-
-def is_above_0(graph: Graph, lengths: Value) -> bool:
-    """Whether lengths are known to be: constants that are, max(n, 1), clip(n, 1, m), and either held inside extents."""
-    array = known_lengths(graph, lengths)
-    if array is not None:
-        return bool(array.min() >= 1)
-    producer = graph.producer.get(lengths)
-    if producer is not None and isinstance(producer.op, Pointwise) and producer.op.fn == "clip":
-        low, high = producer.op.parameters
-        at_least = (low is not None and low >= 1) or is_above_0(graph, producer.operands[0])
-        return at_least and (high is None or high >= 1)
-    return is_made(graph, lengths, "maximum", 1)
+    return any(interval(graph, given[name])[0] < 1 for name in names)

@@ -11,8 +11,10 @@ import os
 import struct
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from threading import Lock
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -94,29 +96,53 @@ def read(path: Path) -> dict[str, Array]:
         available = os.fstat(file.fileno()).st_size
         header, start = read_header(who, file, available)
         check_sizes(who, header, available - start)
+        read_at = ReadAt(file)
         found: dict[str, Array] = {}
-        checks = []
+        waiting = []
         for section in header.sections:
             try:
                 content = np.empty(section.size, np.uint8)
             except MemoryError:
                 raise SavedFileError(f"{who}: {too_large(section)}; there is not so much memory") from None
-            if file.readinto(content.data) != section.size:
-                raise SavedFileError(f"{who}: it ended within section {section.name} while it was read")
-            content.flags.writeable = False
             found[section.name] = content
             if section.size >= LARGE:
-                checks.append((section, pool.submit(digest, content.data)))
-            elif digest(content.data) != section.sha256:
-                raise damaged(who, section)
-        for section, check in checks:
-            if check.result() != section.sha256:
-                raise damaged(who, section)
+                waiting.append(pool.submit(read_section, who, section, content, start, read_at))
+            else:
+                read_section(who, section, content, start, read_at)
+            start += section.size
+        for each in waiting:
+            each.result()
+    for content in found.values():
+        content.flags.writeable = False
     return found
 
 
-def damaged(who: str, section: SectionModel) -> SavedFileError:
-    return SavedFileError(f"{who}: section {section.name} is damaged: its checksum does not match")
+class ReadAt:
+    """Reads from a place of one open file, in several threads at a time where the system has a call for that."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self._lock = Lock()
+
+    def __call__(self, start: int, into: memoryview) -> int:
+        """Bytes that were read: fewer than there is room for at the end of the file or of what one call reads."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [into], start)
+        with self._lock:
+            self._file.seek(start)
+            return self._file.readinto(into)
+
+
+def read_section(who: str, section: SectionModel, content: Array, start: int, read_at: ReadAt) -> None:
+    """Fills a section's array and checks it."""
+    left = content.data
+    while len(left):
+        count = read_at(start, left)
+        if not count:
+            raise SavedFileError(f"{who}: it ended within section {section.name} while it was read")
+        start, left = start + count, left[count:]
+    if digest(content.data) != section.sha256:
+        raise SavedFileError(f"{who}: section {section.name} is damaged: its checksum does not match")
 
 
 def too_large(section: SectionModel) -> str:
@@ -135,7 +161,7 @@ def digest(content: Bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_header(who: str, file: BinaryIO, available: int) -> tuple[HeaderModel, int]:
+def read_header(who: str, file: BufferedReader, available: int) -> tuple[HeaderModel, int]:
     """The header and where the sections start."""
     start = file.read(START.size)
     checksum = file.read(DIGEST)

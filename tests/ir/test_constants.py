@@ -7,10 +7,11 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.ir import evaluate
+from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Compute, Payload
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.movement import Convert, Pad, Reshape, Slice, Transpose
-from graphdnn.ir.ops.pointwise import Pointwise
+from graphdnn.ir.ops.pointwise import FUNCTIONS, Pointwise
 from graphdnn.ir.types import TensorType, channels_last
 
 MOVES: tuple[tuple[Op, tuple[int, ...]], ...] = (
@@ -58,3 +59,24 @@ def test_only_ops_that_move_say_so() -> None:
     assert Slice(starts=(0,), stops=(1,), steps=(1,)).keeps_elements
     assert not Pointwise(fn="mul").keeps_elements
     assert not Pad(padding=((0, 1),)).keeps_elements  # its number may be more than a half can hold
+
+
+@pytest.mark.parametrize("dtype", [gd.float16, gd.bfloat16, gd.float32, gd.float64], ids=str)
+@pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "pow", "minimum", "maximum", "greater", "relu", "exp"])
+@pytest.mark.parametrize("other", [gd.float32, None], ids=["float32", "alike"])
+def test_weights_are_computed_in_one_call_with_the_same_bits(
+    fn: str, dtype: gd.DType, other: gd.DType | None, rng: np.random.Generator
+) -> None:
+    row = FUNCTIONS[fn]
+    types = [TensorType((33, 65, 3), dtype), TensorType((33, 1, 1), other or dtype)][: row.arity]
+    arrays = [(4 * rng.standard_normal(t.shape)).astype(t.dtype.numpy) for t in types]
+    arrays[0][0, 0] = np.inf, -np.inf, np.nan
+    arrays[0][0, 1] = 6e4, -6e4, 1e-7
+    result = TensorType((33, 65, 3), row.gives or dtype)
+    sources = tuple(Payload(t, a) for t, a in zip(types, arrays, strict=True))
+    made = Payload(result, compute=Compute(Pointwise(fn=fn), sources, tuple(types))).array()
+    wanted = apply(Pointwise(fn=fn), arrays, [result])[0]
+    assert made.dtype == wanted.dtype
+    np.testing.assert_array_equal(np.isnan(made), np.isnan(wanted))
+    known = ~np.isnan(wanted)
+    assert made[known].tobytes() == wanted[known].tobytes()

@@ -48,6 +48,14 @@ def test_a_second_application_changes_nothing(names: tuple[str, ...]) -> None:
     assert complete(once).graph is once
 
 
+def test_products_that_may_be_negative_are_held() -> None:
+    g = gd.GraphBuilder()
+    q, n = g.input("q", (2, 4, 16, 8), gd.float16), g.input("n", (2,), gd.int32)
+    lengths = g.minimum(g.constant(np.array([16, 16], np.int32)), g.mul(n, 16))
+    graph = g.build({"o": g.attention(q, q, q, q_lengths=lengths, kv_lengths=g.constant(np.array([16, 9], np.int32)))})
+    assert "clip" in [node.op.label for node in complete(graph).graph.nodes]
+
+
 def test_without_lengths_nothing_happens() -> None:
     graph = attention()
     assert complete(graph).graph is graph

@@ -9,7 +9,9 @@ import pytest
 import graphdnn as gd
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.region import Region
+from graphdnn.passes.cleanup import drop_dead
 from graphdnn.passes.complete import complete
+from graphdnn.passes.expand import expand
 from graphdnn.passes.keys import give_keys
 from tests.passes.test_complete import attention
 
@@ -90,6 +92,31 @@ def test_every_sequence_is_given_a_key(names: tuple[str, ...], rng: np.random.Ge
         assert (after["kv_given"] >= 1).all()
         assert (after["kv_given"] <= 7).all()
         assert (after["q_given"][np.array(keys) <= 0] == 0).all()
+
+
+def test_long_sequences_are_not_hidden_by_an_overflow() -> None:
+    extent = 1 << 16
+    g = gd.GraphBuilder()
+    q = g.input("q", (4, 1, extent, 8), gd.float32)
+    done = given_keys(g.build({"o": g.attention(q, q, q, kv_lengths=g.input("n", (4,), gd.int32))}))
+    lengths = done.nodes[-1].operands[3:]
+    cut = drop_dead(replace(done, outputs=dict(zip(("q_given", "kv_given"), lengths, strict=True)))).graph
+    inputs = {"q": np.zeros(cut.inputs["q"].type.shape, np.float32), "n": np.array([0, 1, 40000, extent], np.int32)}
+    found = gd.evaluate(cut, inputs)
+    assert found["q_given"].tolist() == [0, extent, extent, extent]
+    assert found["kv_given"].tolist() == [1, 1, 40000, extent]
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_an_empty_cache_is_not_read(queries: int) -> None:
+    g = gd.GraphBuilder()
+    q, k = g.input("q", (1, 1, queries, 8), gd.float32), g.input("k", (1, 1, 4, 8), gd.float32)
+    graph = g.build({"o": g.attention(q, k, k, kv_lengths=g.input("n", (1,), gd.int32))})
+    inputs = {"q": np.ones((1, 1, queries, 8), np.float32), "k": np.full((1, 1, 4, 8), np.nan, np.float32)}
+    inputs["n"] = np.zeros(1, np.int32)
+    expanded = expand(given_keys(graph), lambda region: None).graph
+    for found in (gd.evaluate(graph, inputs), gd.evaluate(expanded, inputs), gd.compile(graph, target="cpu")(inputs)):
+        assert not found["o"].any()
 
 
 def test_known_lengths_above_0_need_nothing_more() -> None:

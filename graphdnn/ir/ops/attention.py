@@ -35,8 +35,9 @@ class Attention(Op):
     "bottom_right" and 0 otherwise.  A row with no key (or with none of a score above minus infinity) gives 0, and
     log-sum-exp minus infinity.  `extras` names the optional operands that follow, in the order of EXTRAS: bias (float)
     and mask (bool) broadcast to (B, Hq, Sq, Skv), lengths are int32 (B,) and held between 0 and Sq or Skv.  Keys from
-    kv_len on are never looked at.  Results: o (B, Hq, Sq, Dv) in q's type, and with `return_lse` the log of the
-    softmax's denominator, float32 (B, Hq, Sq).  Raises GraphError when shapes or types do not fit.
+    kv_len on are never looked at; queries from q_len on give 0 whatever v holds.  Results: o (B, Hq, Sq, Dv) in q's
+    type, and with `return_lse` the log of the softmax's denominator, float32 (B, Hq, Sq).  Raises GraphError when
+    shapes or types do not fit.
     """
 
     scale: float
@@ -133,6 +134,7 @@ class Attention(Op):
         live = np.where(np.arange(skv)[:, None] < kv_len, v, np.asarray(0, v.dtype))
         o = np.matmul(weights.reshape(b, hkv, -1, skv), live).reshape(b, hq, sq, v.shape[3])
         o = o / np.where(total == 0, np.asarray(1, total.dtype), total)
+        o = np.where(i < q_len, o, np.asarray(0, o.dtype))
         return (o, (peak + np.log(total))[..., 0]) if self.return_lse else (o,)
 
     def expand(self, make: Make, *operands: Value) -> tuple[Value, ...]:
@@ -165,6 +167,9 @@ class Attention(Op):
         total = make(Reduce(fn="sum", axes=(3,), keepdims=True), weights)
         divisor = make(Select(), make(Pointwise(fn="equal"), total, 0.0), 1.0, total)
         o = make(Pointwise(fn="div"), self._weighted(make, weights, v), divisor)
+        if "q_lengths" in given:
+            row = make(Reshape(shape=(sq, 1)), make(Iota(size=sq)))
+            o = make(Select(), make(Pointwise(fn="less"), row, per_batch(make, given["q_lengths"], sq)), o, 0.0)
         o = narrowed(make, o, operands[0].type.dtype)
         if not self.return_lse:
             return (o,)
