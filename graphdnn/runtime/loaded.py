@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -60,12 +60,20 @@ class LoadedGraph:
         self.constants = self.device.allocate(total)
         self.constant_addresses = {name: self.constants.handle + offset for name, offset in offsets.items()}
         # Folded weights are computed and laid out here; numpy works outside the interpreter's lock.
-        names = iter(self.constant_addresses)
+        sizes = {name: self.graph.constants[name].type.span_bytes for name in offsets}
+        waiting: deque[tuple[str, Future[Array]]] = deque()
+
+        def write() -> None:
+            name, host = waiting.popleft()
+            self.device.write(self.constant_addresses[name], host.result().ctypes.data, sizes[name])
+
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            while batch := list(islice(names, AT_ONCE)):
-                for name, host in zip(batch, pool.map(self._constant, batch), strict=True):
-                    nbytes = self.graph.constants[name].type.span_bytes
-                    self.device.write(self.constant_addresses[name], host.ctypes.data, nbytes)
+            for name in sorted(sizes, key=lambda n: -sizes[n]):
+                waiting.append((name, pool.submit(self._constant, name)))
+                if len(waiting) == 2 * AT_ONCE:
+                    write()
+            while waiting:
+                write()
 
     def _constant(self, name: str) -> Array:
         """A constant in host memory, lying as its type says."""
