@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen
@@ -100,8 +100,28 @@ class Executable:
         return self._present().bind(inputs, outputs)
 
     def context(self) -> Executable:
-        """The same plans with scratch memory and states of their own, for another thread or stream."""
+        """The same plans with scratch memory and states of their own, for another thread or stream.
+
+        It is an executable too, and closed by itself: `with exe.context() as own: ...`.
+        """
         return Executable(self.graph, self._report, self._present().context(), self.decided)
+
+    def close(self) -> None:
+        """Lets go of this context's scratch memory and states; whatever is called here later, bound calls too, raises
+        ExecutionError.  `with gd.compile(...) as exe: ...` does so at its end.  Closing again does nothing.
+
+        Other contexts go on, as do outputs that were handed out, and CUDA graphs of the caller's that captured a bound
+        call: what they replay stays valid for as long as they live.  Where the driver cannot tell how long that is (on
+        Windows) it stays valid until the context is closed, and no longer.
+        """
+        if self._program is not None:
+            self._program.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def state(self) -> MutableMapping[str, Any]:

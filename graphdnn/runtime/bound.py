@@ -27,6 +27,7 @@ class DeviceBound:
         self.graph: CapturedGraph | None = None
         self._launch: Callable[[], tuple[Any, ...]] | None = None
         sources = read_inputs(context.loaded.graph, inputs, context.device.stream, context.device)
+        self._read = {f"input {n}": source.array for n, source in sources.items() if source.array is not None}
         context.device.synchronize()  # what producers still had to do; later changes are the caller's to order
         self._held: list[object] = [source.owner for source in sources.values()]
         self._staged: list[tuple[Inlet, Array]] = []
@@ -39,6 +40,7 @@ class DeviceBound:
         on_host = all(source.on_host for source in sources.values())
         outputs_at = self._bind_outputs(outputs, on_host, after)
         self._commands = [*before, *context.commands(inputs_at, outputs_at), *after]
+        self._held += context.held()  # which a closed context lets go of, while a caller's graph may replay this
 
     def __repr__(self) -> str:
         graph = self._context.loaded.graph
@@ -141,7 +143,8 @@ class DeviceBound:
         source = read_writable(f"output {name}", array, type, self._device.stream, self._device)
         self._held.append(source.owner)
         if source.array is not None:
-            check_apart(name, source.array, {other: array for other, (_, array) in self._fetched.items()})
+            fetched = {f"output {other}": array for other, (_, array) in self._fetched.items()}
+            check_apart(f"output {name}", source.array, {**self._read, **fetched})
             memory: Memory = self._device.allocate(type.span_bytes)
             outlet = Outlet(type, self._device)
             self._held += (memory, outlet)

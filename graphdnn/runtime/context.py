@@ -14,6 +14,7 @@ from graphdnn.ir.types import TensorType
 from graphdnn.runtime.arrays import DeviceArray, Order, empty
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
+from graphdnn.runtime.closed import Closed, Lock, check_open
 from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
 from graphdnn.runtime.glance import Glance
 from graphdnn.runtime.loaded import LoadedGraph, laid_out
@@ -27,12 +28,13 @@ GRAPHS_KEPT = 16
 
 
 class DeviceContext:
-    """Scratch memory, states and captured graphs of one context.  `lock` admits one call at a time."""
+    """Scratch memory, states and captured graphs of one context.  `lock` admits one call at a time, and after `close`
+    none."""
 
     def __init__(self, loaded: LoadedGraph) -> None:
         self.loaded = loaded
         self.device = loaded.device
-        self.lock = threading.RLock()
+        self.lock: Lock = threading.RLock()
         renew_in_children(self)
         self.order = Order(loaded.device)
         self._arena: Memory | None = None
@@ -52,7 +54,8 @@ class DeviceContext:
 
     def renew(self) -> None:
         """A forked child may not wait for a thread of its parent; its next call says that CUDA is lost there."""
-        self.lock = threading.RLock()
+        if not isinstance(self.lock, Closed):
+            self.lock = threading.RLock()
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
         """A plain call; see Program.run."""
@@ -169,6 +172,7 @@ class DeviceContext:
     def commands(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> list[Command]:
         """The steps and closing copies with every address filled in."""
         loaded, placed = self.loaded, self.loaded.schedule
+        check_open(self.lock)  # this call may have waited for `close`
         if self._arena is None:
             self._arena = self.device.allocate(placed.arena_bytes)
         spaces: dict[str, Mapping[str, int]] = {
@@ -253,9 +257,26 @@ class DeviceContext:
         if not self.device.retain(stream, thing):
             self._kept.append(thing)
 
+    def held(self) -> list[Memory]:
+        """The memory of the context's own that `commands` refers to."""
+        assert self._arena is not None
+        return [self._arena, *self._states.values()]
+
     def close(self) -> None:
-        while self._kept:
-            self.device.release(self._kept.pop())
+        """See Program.close.  Nothing here asks the driver for anything but to destroy our graphs."""
+        if isinstance(self.lock, Closed):
+            return
+        with self.lock:
+            self.lock = Closed(self.loaded.graph.name)
+            while self._kept:
+                self.device.release(self._kept.pop())
+            self._graphs.clear()
+            self._inlets.clear()
+            self._outlets.clear()
+            self._states.clear()
+            self._arena = None
+            for _, _, pool in self._pools:
+                pool.clear()
 
 
 def run_plan(plan: DevicePlan, addresses: Sequence[int], workspace: int) -> Command:

@@ -15,6 +15,7 @@ from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
 from graphdnn.runtime.arrays import empty, in_memory_order
+from graphdnn.runtime.closed import Closed, Lock, check_open
 from graphdnn.runtime.reading import check_apart, read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
 
@@ -44,13 +45,14 @@ class HostContext:
 
     def __init__(self, loaded: HostGraph) -> None:
         self._loaded = loaded
-        self.renew()
+        self.lock: Lock = threading.Lock()
         renew_in_children(self)
         self._states = {name: np.zeros(v.type.shape, v.type.dtype.numpy) for name, v in loaded.graph.states.items()}
 
     def renew(self) -> None:
         """Makes the lock anew."""
-        self._lock = threading.Lock()
+        if not isinstance(self.lock, Closed):
+            self.lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
         """Outputs in arrays of their own, with the declared strides."""
@@ -69,7 +71,8 @@ class HostContext:
     def compute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name, which may share memory with inputs, constants and each other; moves the states on."""
         loaded, graph = self._loaded, self._loaded.graph
-        with self._lock:
+        with self.lock:
+            check_open(self.lock)  # this call may have waited for `close`
             values: dict[Value, Array] = dict(loaded.constants)
             values.update((v, inputs[name]) for name, v in graph.inputs.items())
             values.update((v, self._states[name]) for name, v in graph.states.items())
@@ -102,32 +105,40 @@ class HostContext:
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> HostBound:
         graph = self._loaded.graph
+        check_open(self.lock)
         arrays = self.read(inputs)
         targets: dict[str, Any] = {name: empty(graph.output_type(name)) for name in graph.outputs}
         written = dict(targets)
+        taken = {f"input {name}": array for name, array in arrays.items()}
         for name, given in (outputs or {}).items():
             if name not in graph.outputs:
                 known = ", ".join(graph.outputs)
                 raise ExecutionError(f"{name} is not an output of graph {graph.name}; its outputs are {known}")
             source = read_writable(f"output {name}", given, graph.output_type(name), 0, None)
             assert source.array is not None
-            check_apart(name, source.array, {n: a for n, a in written.items() if n != name})
-            targets[name], written[name] = given, source.array
+            check_apart(f"output {name}", source.array, taken)
+            targets[name] = given
+            written[name] = taken[f"output {name}"] = source.array
         return HostBound(self, arrays, targets, written)
 
     def read_state(self, name: str) -> Array:
-        with self._lock:
+        with self.lock:
             return self._states[name].copy()
 
     def write_state(self, name: str, array: Any) -> None:
         type = self._loaded.graph.states[name].type
         source = read_checked(f"state {name}", array, type, 0, None)
         assert source.array is not None
-        with self._lock:
+        with self.lock:
             self._states[name] = np.array(source.array, type.dtype.numpy)
 
     def close(self) -> None:
-        """Nothing is kept for anybody here."""
+        """See Program.close."""
+        if isinstance(self.lock, Closed):
+            return
+        with self.lock:
+            self.lock = Closed(self._loaded.graph.name)
+            self._states.clear()
 
 
 class HostBound:

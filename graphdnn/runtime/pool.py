@@ -74,6 +74,11 @@ class Pool:
         self._current = self._spare[stream] = []
         return self._current
 
+    def clear(self) -> None:
+        """Lets go of the blocks that nobody holds."""
+        for spare in self._spare.values():
+            spare.clear()
+
     def free(self) -> list[Memory]:
         """The blocks that nobody holds."""
         return [memory for spare in self._spare.values() for memory in spare]

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 from graphdnn.engines.contract import Device
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.graph import Graph
+from graphdnn.runtime.closed import Lock, check_open
 from graphdnn.runtime.context import DeviceContext
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.host import HostContext, HostGraph
@@ -16,7 +17,9 @@ from graphdnn.runtime.schedule import Schedule
 
 
 class Running(Protocol):
-    """What a context of either kind does."""
+    """What a context of either kind does, one call at a time."""
+
+    lock: Lock
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]: ...
 
@@ -84,14 +87,20 @@ class Program:
 
     def context(self) -> Program:
         """The same plans and constants with scratch memory and states of their own, the states zero."""
+        check_open(self._context.lock)
         other = object.__new__(Program)
         other.__dict__.update(self.__dict__)
         other._context = self._new()
         return other
 
     def close(self) -> None:
-        """Lets go of what calls inside a caller's capture keep alive where the driver cannot tell how long that is; the
-        caller's graph must not be replayed again."""
+        """Ends this context, once the call that is running has been made: its scratch memory and states go, and what is
+        asked of it later, by bound calls too, raises ExecutionError.  Twice does no more than once.
+
+        Other contexts, outputs that were handed out, and graphs of the caller's that hold bound calls stay good.  Where
+        the driver cannot tell how long such a graph lives, what it needs was kept until now, and it must not be
+        replayed again.
+        """
         self._context.close()
 
     @property

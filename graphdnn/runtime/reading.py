@@ -185,8 +185,8 @@ def read_checked(who: str, array: Any, type: TensorType, stream: int, device: Cu
     return source
 
 
-def check_apart(name: str, array: Array, others: Mapping[str, Array]) -> None:
-    """Raises ExecutionError where an output's array has an element in common with another output's."""
+def check_apart(who: str, array: Array, others: Mapping[str, Array]) -> None:
+    """Raises ExecutionError where an array that is written has an element in common with one of the others."""
     for other, taken in others.items():
         if np.shares_memory(array, taken):
-            raise ExecutionError(f"output {name} shares memory with output {other}; memory of its own is needed")
+            raise ExecutionError(f"{who} shares memory with {other}; memory of its own is needed")

@@ -130,19 +130,6 @@ def test_bound_outputs_must_fit(program: Program) -> None:
             program.bind({"x": x}, outputs)
 
 
-def test_bound_outputs_have_memory_of_their_own(program: Program) -> None:
-    x, both = np.zeros((3, 5), np.float32), np.zeros((3, 5), np.float32)
-    with pytest.raises(ExecutionError, match=r"^output z shares memory with output y; memory of its own is needed$"):
-        program.bind({"x": x}, {"y": both, "z": both})
-
-
-def test_bound_outputs_may_be_columns_of_one_array(program: Program, rng: np.random.Generator) -> None:
-    x, table = draw(rng), np.full((3, 10), np.nan, np.float32)
-    program.bind({"x": x}, {"y": table[:, ::2], "z": table[:, 1::2]})()
-    np.testing.assert_array_equal(table[:, ::2], expected(x)["y"])
-    np.testing.assert_array_equal(table[:, 1::2], expected(x)["z"])
-
-
 def test_threads_take_turns_in_one_context(program: Program, seed: int) -> None:
     """Case T4 without a device: every thread gets its own results."""
     errors: list[BaseException] = []
@@ -328,6 +315,7 @@ def test_inside_a_capture_of_the_caller(cuda: Program, rng: np.random.Generator,
         cuda.run({"x": x}, SIDE)
     allocated = device.allocations
     assert bound(stream=SIDE)["y"] is found["y"]
+    assert device.allocations == allocated
     with pytest.raises(ExecutionError, match="bound to numpy arrays cannot be captured"):
         cuda.bind({"x": x.array})(stream=SIDE)
     work = device.capturing.pop(SIDE)
@@ -338,7 +326,6 @@ def test_inside_a_capture_of_the_caller(cuda: Program, rng: np.random.Generator,
     x.array[...] = draw(rng)
     for run in work:
         run()
-    assert device.allocations >= allocated
     cuda.close()
     assert not device.kept
 
@@ -446,7 +433,7 @@ def test_bound_calls_of_one_context_wait_for_each_other(
 
 
 def test_on_the_cpu_nothing_is_shared_with_the_caller(rng: np.random.Generator) -> None:
-    """An input that is also an output and a state's next value, and an output written over the input."""
+    """An input that is also an output and a state's next value."""
     g = gd.GraphBuilder()
     x, s = g.input("x", (7,), gd.float32), g.state("s", (7,), gd.float32)
     program = host_program(g.build({"y": g.neg(x), "x": x, "old": s}, {"s": x}), rng)
@@ -456,9 +443,11 @@ def test_on_the_cpu_nothing_is_shared_with_the_caller(rng: np.random.Generator) 
     first[...] = np.nan
     np.testing.assert_array_equal(found["x"], np.arange(7))
     np.testing.assert_array_equal(program.state["s"], np.arange(7))
-    bound = program.bind({"x": second}, {"y": second})()
-    np.testing.assert_array_equal(second, -np.ones(7))
+    bound = program.bind({"x": second})()
+    second[...] = np.nan
+    np.testing.assert_array_equal(bound["y"], -np.ones(7))
     np.testing.assert_array_equal(bound["x"], np.ones(7))
+    second[...] = -1
     np.testing.assert_array_equal(bound["old"], np.arange(7))
     program.state["s"] = second
     second[...] = np.nan
