@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from graphdnn.runtime.driver import release_of
+
 Status = Literal["ok", "missing", "warning"]
 TRY_SECONDS = 60
 
@@ -43,8 +45,9 @@ class Library:
     package: str
 
 
+DRIVER_VERSION = "cuDriverGetVersion"
 LIBRARIES = (
-    Library("CUDA driver", "libcuda.so.1", "cuDriverGetVersion", ""),
+    Library("CUDA driver", "libcuda.so.1", DRIVER_VERSION, ""),
     Library("cuDNN", "libcudnn.so.9", "cudnnGetVersion", "nvidia-cudnn-cu13"),
     Library("NVRTC", "libnvrtc.so.13", "nvrtcVersion", "nvidia-cuda-nvrtc"),
     Library("cuBLASLt", "libcublasLt.so.13", "cublasLtGetVersion", "nvidia-cublas"),
@@ -159,7 +162,7 @@ def attempt(library: Library, path: Path) -> str:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         return f"failed: {last[0]}"
     answer: str = json.loads(done.stdout)
-    return answer
+    return f"{answer}, release {release_of(str(path))}" if library.version_call == DRIVER_VERSION else answer
 
 
 def brought(package: str) -> str:

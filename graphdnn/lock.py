@@ -24,7 +24,7 @@ from graphdnn.ir.tensorfile import atomic
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.select import Offer
 from graphdnn.report import CompileReport
-from graphdnn.saved.manifest import environment
+from graphdnn.saved.manifest import compared, environment
 from graphdnn.saved.records import Strict, read_bounded, read_json, read_record
 from graphdnn.spelling import counted
 from graphdnn.target import Target
@@ -163,7 +163,7 @@ class Lock:
         if lock.model.graph != graph:
             lock._say(f"it was made for graph {lock.model.graph[:60]!r}, and this is {graph[:60]!r}")
         there, here = lock.model.environment, environment(target)
-        for name in dict.fromkeys((*there, *here)):
+        for name in compared(there, here):
             was, now = there.get(name, "none"), here.get(name, "none")
             if was != now and name in MACHINE:
                 lock._say(f"it was made for {name} {was}, and this is {now}; regions that do not fit are chosen anew")

@@ -10,6 +10,7 @@ import pytest
 
 from graphdnn import cli, doctor
 from graphdnn.doctor import LIBRARIES, PACKAGES, Finding, Library, healthy
+from graphdnn.runtime import driver
 
 CUDNN = next(x for x in LIBRARIES if x.name == "cuDNN")
 NVRTC = next(x for x in LIBRARIES if x.name == "NVRTC")
@@ -164,7 +165,12 @@ ctypes.CDLL = lambda path: types.SimpleNamespace(
 """
 """The libraries as the child sees them, each function with the meaning that its header gives."""
 
-VERSIONS = {"cuDNN": "9.19.0", "NVRTC": "13.5", "CUDA driver": "CUDA 13.2, 3 devices", "cuBLASLt": "13.1.2"}
+VERSIONS = {
+    "cuDNN": "9.19.0",
+    "NVRTC": "13.5",
+    "CUDA driver": "CUDA 13.2, 3 devices, release unknown",
+    "cuBLASLt": "13.1.2",
+}
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda x: x.name)
@@ -173,9 +179,18 @@ def test_versions_are_read_as_each_library_tells_them(
 ) -> None:
     path = folders[0] / library.stem
     path.touch()
+    monkeypatch.setattr(driver, "KERNEL_MODULE", folders[0] / "none")
     monkeypatch.setattr(doctor, "TRIAL", STAND_IN + doctor.TRIAL)
     expected = f"version {VERSIONS[library.name]} at {path}"
     assert found(library.name) == Finding(library.name, "ok", expected)
+
+
+def test_the_drivers_release_is_told(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    (folders[0] / "libcuda.so.580.95.05").touch()
+    (folders[0] / "libcuda.so.1").symlink_to("libcuda.so.580.95.05")
+    monkeypatch.setattr(doctor, "TRIAL", STAND_IN + doctor.TRIAL)
+    assert "CUDA 13.2, 3 devices, release 580.95.05 at " in found("CUDA driver").detail
+    assert doctor.check_devices(found("CUDA driver")).status == "ok"
 
 
 def test_packages_are_told_by_version(monkeypatch: pytest.MonkeyPatch) -> None:

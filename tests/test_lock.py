@@ -228,6 +228,15 @@ def test_another_version_and_options_are_said(path: Path) -> None:
         gd.compile(block(8), target="cpu", options=gd.CompileOptions(precision="tf32"), lock=path)
 
 
+def test_another_release_of_the_driver_is_nothing_to_say(path: Path) -> None:
+    made = gd.compile(block(8), target="cpu")
+    made.save_lock(path)
+    edited(path, lambda c: c["environment"].update(driver_release="580.65.06"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cover(gd.compile(block(8), target="cpu", lock=path)) == cover(made)
+
+
 def test_another_graph_and_unknown_options_are_said(path: Path) -> None:
     made = gd.compile(block(8), target="cpu")
     made.save_lock(path)

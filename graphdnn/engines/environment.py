@@ -29,6 +29,7 @@ def environment(target: Target, engine: str, **libraries: str) -> dict[str, str]
         "arch": target.arch,
         "sm_count": str(target.sm_count),
         "driver": target.versions.get("driver", ""),
+        "driver_release": target.versions.get("driver_release", ""),
         "code": code_digest(engine),
         **libraries,
     }

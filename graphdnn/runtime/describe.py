@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import metadata
 
 from graphdnn.runtime.device import CudaDevice
+from graphdnn.runtime.driver import driver_release
 from graphdnn.target import Target, described, known_devices
 
 PACKAGES = {"cudnn": "nvidia-cudnn-cu13", "cublas": "nvidia-cublas", "nvrtc": "nvidia-cuda-nvrtc"}
@@ -31,6 +32,7 @@ def describe(device: CudaDevice) -> Target:
     name = next((n for n in known_devices() if n in words), None)
     versions = {key: found for key, package in PACKAGES.items() if (found := version(package))}
     versions["driver"] = device.driver_version
+    versions["driver_release"] = driver_release()
     if name is None:
         return from_attributes(device, versions)
     known = described(name)

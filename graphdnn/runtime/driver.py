@@ -1,10 +1,13 @@
-"""The CUDA driver as it is found here: whether there is one, its bindings, its errors in words, streams by handle."""
+"""The CUDA driver as it is found here: whether and which, its bindings, its errors in words, streams by handle."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from graphdnn.errors import CAPTURE_ERRORS, ExecutionError, SetupError, error_of
@@ -29,6 +32,58 @@ def libcuda() -> ctypes.CDLL | None:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
+
+
+RELEASE = re.compile(r"\d{3,}\.\d+(?:\.\d+)?")
+"""How NVIDIA counts driver releases: 580.95.05."""
+
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+"""Where Linux tells which kernel module runs."""
+
+UNKNOWN_RELEASE = "unknown"
+
+
+@functools.cache
+def driver_release() -> str:
+    """The driver's release, such as 580.95.05, which may change while its CUDA version stays; "unknown" where nothing
+    tells it."""
+    library = libcuda()
+    return UNKNOWN_RELEASE if library is None else release_of(file_of(library.cuInit))
+
+
+def release_of(library: str) -> str:
+    """The release of a driver's library by its file's real name, else that of the kernel module, else "unknown".
+
+    The library's comes first: with a compatibility package it is another than the module's, and loads the kernels.
+    """
+    _, _, name = os.path.realpath(library).rpartition(".so.")
+    if RELEASE.fullmatch(name):
+        return name
+    try:
+        told = RELEASE.search(KERNEL_MODULE.read_text().partition("\n")[0])
+    except (OSError, UnicodeDecodeError):
+        return UNKNOWN_RELEASE
+    return told[0] if told else UNKNOWN_RELEASE
+
+
+class Symbol(ctypes.Structure):
+    """What the loader knows of an address: Dl_info of dlfcn.h."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def file_of(function: Any) -> str:
+    """The file that a function of a loaded library is from; empty where the loader does not tell."""
+    if sys.platform == "win32":
+        return ""
+    found = Symbol()
+    known = ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found))
+    return os.fsdecode(found.file) if known and found.file else ""
 
 
 def device_present() -> bool:

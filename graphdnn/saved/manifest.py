@@ -9,6 +9,9 @@ from pydantic import Field
 from graphdnn.saved.records import Strict
 from graphdnn.target import Target
 
+TOLD = ("driver_release",)
+"""Facts that files state and nobody compares: what was built under one release of the driver runs under another."""
+
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
@@ -55,10 +58,15 @@ def environment(target: Target) -> dict[str, str]:
 
 def difference(saved: dict[str, str], here: dict[str, str]) -> str:
     """In what two environments differ first, in words; empty where they are the same."""
-    for name in dict.fromkeys((*saved, *here)):
+    for name in compared(saved, here):
         if saved.get(name) != here.get(name):
             return f"it was compiled for {named(name, saved)}, and here is {named(name, here)}"
     return ""
+
+
+def compared(there: dict[str, str], here: dict[str, str]) -> list[str]:
+    """The facts in which a file may differ from where it is read, each once."""
+    return [name for name in dict.fromkeys((*there, *here)) if name not in TOLD]
 
 
 def named(name: str, environment: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
 from graphdnn.runtime.describe import from_attributes
 from graphdnn.runtime.device import CudaDevice
+from graphdnn.runtime.driver import RELEASE
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.timing import CudaTimer
 from tests.gpu.handwritten import SHAPE, affine, check, draw, pointwise, program
@@ -41,6 +42,7 @@ def test_the_device_is_described(device: CudaDevice) -> None:
     target = device.target
     assert target.present
     assert target.kind == "cuda"
+    assert RELEASE.fullmatch(target.versions["driver_release"])
     assert target.compute_capability == torch.cuda.get_device_capability()
     assert target.sm_count == torch.cuda.get_device_properties(0).multi_processor_count
     if "H200" in torch.cuda.get_device_name():

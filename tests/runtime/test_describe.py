@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import graphdnn as gd
+from graphdnn.runtime import describe as module
 from graphdnn.runtime.describe import describe
 
 PROPERTIES = SimpleNamespace(
@@ -26,12 +27,18 @@ def device(name: str, **changes: int) -> SimpleNamespace:
     )
 
 
+@pytest.fixture(autouse=True)
+def release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "driver_release", lambda: "580.95.05")
+
+
 @pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H200 NVL", "H200-141GB"])
 def test_a_known_name_gets_the_measured_ceilings(name: str) -> None:
     target, known = describe(device(name)), gd.Target.named("h200")
     assert (target.name, target.present, target.ordinal) == ("h200", True, 3)
     assert (target.bandwidth, target.rates) == (known.bandwidth, known.rates)
     assert target.versions["driver"] == "13.0"
+    assert target.versions["driver_release"] == "580.95.05"
     assert target.versions["cudnn"].count(".") == 2
 
 

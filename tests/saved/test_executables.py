@@ -214,6 +214,12 @@ def test_another_version_is_compiled_anew_with_a_warning(exe: gd.Executable, pat
         gd.load(path, rebuild=False)
 
 
+def test_another_release_of_the_driver_restores_the_plans(exe: gd.Executable, path: Path) -> None:
+    rewritten(path, manifest=lambda m: m["environment"].update(driver_release="580.65.06"))
+    x = arrays(exe.graph)
+    assert same(gd.load(path, rebuild=False)(x), exe(x))
+
+
 def test_another_device_is_compiled_anew_with_a_warning(exe: gd.Executable, path: Path) -> None:
     rewritten(path, manifest=lambda m: m["environment"].update(device="NVIDIA A100", driver="12.4", cudnn="9.1.0"))
     with pytest.warns(RuntimeWarning, match=r"compiled for device NVIDIA A100, and here is device cpu"):
