@@ -170,6 +170,50 @@ def test_heads_repeated_by_expand(groups, rng):
     assert_same_meaning(graph, done, rng)
 
 
+def assert_shared_without_loss(graph, done, arrays):
+    """What the passes leave gives the graph's numbers, before and behind planning for both targets."""
+    wanted = gd.evaluate(graph, arrays)["o"]
+    np.testing.assert_allclose(gd.evaluate(done, arrays)["o"], wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(gd.compile(graph, target="cpu")(arrays)["o"], wanted, rtol=0, atol=1e-5)
+    planned = gd.compile(graph, target=gd.Target.named("h200")).decided.prepared
+    np.testing.assert_allclose(gd.evaluate(planned, arrays)["o"], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", ["k", "v", "both"])
+def test_heads_gathered_before_they_are_repeated_stay_gathered(which, rng):
+    g = gd.GraphBuilder()
+    q = g.input("q", (B, H * 2, SQ, D), gd.float32)
+    positions = g.input("p", (1, SKV), gd.int32)
+
+    def repeated(name):
+        x = g.input(name, (B, H, SKV, D), gd.float32)
+        x = g.gather(x, positions, axis=2) if which in (name, "both") else g.unsqueeze(x, 2)
+        return g.reshape(g.expand(x, (B, H, 2, SKV, D)), (B, H * 2, SKV, D))
+
+    graph = g.build({"o": spelled(g, q, g.transpose(repeated("k"), (0, 1, 3, 2)), repeated("v"))})
+    done = raised(graph)
+    assert [n.op.label for n in done.nodes].count("attention") == 1
+    arrays = {n: rng.normal(size=v.type.shape).astype(np.float32) for n, v in graph.inputs.items()}
+    arrays["p"] = np.arange(SKV, dtype=np.int32)[::-1].reshape(1, SKV) // 2
+    assert_shared_without_loss(graph, done, arrays)
+
+
+def test_one_head_scaled_by_feature_before_it_is_repeated_stays_scaled(rng):
+    g = gd.GraphBuilder()
+    q = g.input("q", (1, 2, SQ, D), gd.float32)
+    factors = g.input("c", (1, 1, 1, 1, D), gd.float32)
+
+    def repeated(name):
+        x = g.mul(g.input(name, (1, 1, SKV, D), gd.float32), factors)
+        return g.reshape(g.expand(x, (1, 1, 2, SKV, D)), (1, 2, SKV, D))
+
+    graph = g.build({"o": spelled(g, q, g.transpose(repeated("k"), (0, 1, 3, 2)), repeated("v"))})
+    done = raised(graph)
+    assert [n.op.label for n in done.nodes].count("attention") == 1
+    arrays = {n: rng.normal(size=v.type.shape).astype(np.float32) for n, v in graph.inputs.items()}
+    assert_shared_without_loss(graph, done, arrays)
+
+
 def test_one_head_of_k_and_v_for_all(rng):
     g = gd.GraphBuilder()
     q = g.input("q", (B, H, SQ, D), gd.float64)
@@ -315,6 +359,57 @@ def test_what_is_no_attention(graph, reason):
     assert "attention" not in [n.op.label for n in done.graph.nodes]
     assert len(reasons(graph)) == 1
     assert reasons(graph)[0].startswith(reason)
+
+
+def hidden_beside(bias, fill=-1e9, allowed=None):
+    """A known mask over scores with a bias, None for one that is known at run time only."""
+
+    def scores(g, s):
+        added = g.input("bias", (SQ, SKV), gd.float64) if bias is None else g.constant(bias)
+        mask = np.tri(SQ, SKV, dtype=bool) if allowed is None else allowed
+        return g.select(g.constant(mask), s * 0.5 + added, fill)
+
+    return graph_of(scores)
+
+
+def test_a_bias_of_the_run_beside_a_finite_fill_keeps_its_numbers(rng):
+    """The bias hides what the mask leaves of the first row: the spelling averages the masked, attention gives 0."""
+    graph = hidden_beside(None)
+    (reason,) = reasons(graph)
+    assert reason.startswith("hidden scores are -1000000000.0 and the bias is known at run time only: a row whose")
+    arrays = {n: rng.normal(size=v.type.shape) for n, v in graph.inputs.items()}
+    for lowest in (-np.inf, -1e10):
+        arrays["bias"][0, 0] = lowest
+        wanted = gd.evaluate(graph, arrays)["o"]
+        assert np.abs(wanted[:, :, 0]).max() > 0
+        np.testing.assert_allclose(gd.evaluate(raised(graph), arrays)["o"], wanted, rtol=0, atol=1e-12)
+
+
+def first_key_hidden(lowest):
+    bias = np.zeros((SQ, SKV))
+    bias[0, 0] = lowest
+    return bias
+
+
+@pytest.mark.parametrize("lowest", [-np.inf, -1e10, -6e8])
+def test_a_known_bias_that_hides_what_the_mask_leaves_is_refused(lowest):
+    graph = hidden_beside(first_key_hidden(lowest))
+    assert reasons(graph) == ["the bias hides the keys that the mask leaves a row, which then averages others"]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        hidden_beside(first_key_hidden(-50.0)),
+        hidden_beside(np.full((H, 1, 1), -3.0), fill=-3e4),
+        hidden_beside(None, fill=-math.inf),
+        hidden_beside(np.full((SQ, SKV), -1e10), allowed=np.ones((SQ, SKV), bool)),
+    ],
+)
+def test_a_bias_that_leaves_a_key_beside_a_finite_fill(graph, rng):
+    done = raised(graph)
+    assert "bias" in attention_in(done).op.extras
+    assert_same_meaning(graph, done, rng)
 
 
 def test_a_softmax_over_queries_is_refused():

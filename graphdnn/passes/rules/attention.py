@@ -22,6 +22,7 @@ from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array
 from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, first_decline, fn, number_of, one_of
 from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
+from graphdnn.passes.rules.movement import RESHAPES
 from graphdnn.passes.rules.pointwise import is_exact_widening
 
 MASKED = -3e4
@@ -132,8 +133,26 @@ def hides_what_it_masks(found: Match) -> Decline | None:
             f"hidden scores are {fill!r} and the mask is known at run time only: a row that "
             "it hides would average all values, where attention gives 0; -inf is needed",
         )
-    if not np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, (1, 1))).any(-1).all():
+    allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, (1, 1)))
+    if not allowed.any(-1).all():
         return Decline(Code.ATTRIBUTE, "the mask hides all keys of a row, which then averages all values")
+    return leaves_the_rest(found, allowed, fill) if "bias" in found else None
+
+
+def leaves_the_rest(found: Match, allowed: Array, fill: float) -> Decline | None:
+    """Declines a bias that may take from a row with hidden keys all that its mask left.
+
+    The bias must keep a key nearer to no bias than to `fill`, beside which hidden keys are no score at all.
+    """
+    if found["product"].type.size > LARGEST_MASK or (bias := known_array(found["bias"], found.graph)) is None:
+        return Decline(
+            Code.ATTRIBUTE,
+            f"hidden scores are {fill!r} and the bias is known at run time only: a row whose other keys it hides would "
+            "average the values of the hidden ones, where attention gives 0; -inf is needed",
+        )
+    best = np.where(allowed, bias.astype(np.float64), -np.inf).max(-1)
+    if not (allowed.all(-1) | (best >= fill / 2)).all():
+        return Decline(Code.ATTRIBUTE, "the bias hides the keys that the mask leaves a row, which then averages others")
     return None
 
 
@@ -316,7 +335,8 @@ def with_groups(make: Emitter, found: Match) -> Value:
         (b, h, _, s, d), nodes = inner[0].type.shape, inner[1]
         make.also(nodes)
         before = found.graph.producer.get(inner[0])
-        if before is not None and before.operands and before.operands[0].type.shape == (b, h, s, d):
+        # of one order and one shape is one tensor; another op may have an operand of the same shape too
+        if before is not None and isinstance(before.op, RESHAPES) and before.operands[0].type.shape == (b, h, s, d):
             make.also([before])
             operands[index] = before.operands[0]
         else:
