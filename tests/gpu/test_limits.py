@@ -1,6 +1,7 @@
 """Limits on memory on a real device, where only built plans tell what they need."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,3 +66,32 @@ def test_what_a_limit_costs_is_said_with_a_change_that_lifts_it(option: str) -> 
         more = int(re.findall(rf"change {option} of options from 0 to (\d+)", sentence)[0])
         again = gd.compile(graph, "cuda", gd.CompileOptions(**{option: more})).report  # type: ignore[arg-type]
         assert again.estimated_us <= report.estimated_us
+
+
+@pytest.mark.parametrize("selection", ["heuristic", "autotune"])
+def test_a6_limits_hold_and_the_numbers_stay(selection: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    g = gd.GraphBuilder("a6")
+    x, w = g.input("x", (32, 64, 56, 56), gd.float16), g.input("w", (64, 64, 3, 3), gd.float16)
+    graph = g.build({"y": g.conv(x, w, padding=1, name="conv")})
+    inputs = {
+        "x": rng.standard_normal((32, 64, 56, 56)).astype(np.float16),
+        "w": (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float16),
+    }
+    results, excluded = {}, {}
+    for limit in (0, 512, 1 << 20, None):
+        options = {"selection": selection, "workspace_limit": limit, "cache_dir": str(tmp_path), "progress": False}
+        exe = gd.compile(graph, "cuda", gd.CompileOptions(**options))  # type: ignore[arg-type]
+        assert all(limit is None or r.workspace_bytes <= limit for r in exe.report.regions)
+        results[limit] = exe(inputs)["y"].astype(np.float64)
+        excluded[limit] = [p for c in exe.report.candidates for p in c.plans if p.verdict == "excluded"]
+    assert excluded[0], "none of cuDNN's plans needs scratch any more; the case needs another convolution"
+    assert not excluded[None]
+    for limit, plans in excluded.items():
+        for plan in plans:
+            assert limit is not None
+            assert plan.workspace_bytes > limit
+            assert plan.reason == f"needs {plan.workspace_bytes} bytes of scratch; workspace_limit is {limit}"
+            assert (plan.measured_us or plan.estimated_us or 0.0) > 0
+    peak = np.abs(results[None]).max()
+    for result in results.values():
+        assert np.abs(result - results[None]).max() <= 2e-3 * peak
