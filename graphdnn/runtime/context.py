@@ -225,7 +225,8 @@ class DeviceContext:
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> Any:
         from graphdnn.runtime.bound import DeviceBound
 
-        with self.loaded.named_when_lost(), self.lock, self.device:
+        with self.loaded.named_when_lost(), self.lock, self.device as device:
+            device.check_no_capture(f"binding graph {self.loaded.graph.name}")
             return DeviceBound(self, inputs, outputs or {})
 
     def read_state(self, name: str) -> DeviceArray:

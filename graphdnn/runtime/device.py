@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphdnn.engines.contract import MEMORY_ALIGNMENT, Store, aligned
-from graphdnn.errors import ContextLostError, ExecutionError, SetupError
+from graphdnn.errors import ContextLostError, ExecutionError, MomentaryError, SetupError
 from graphdnn.lazy import cached_property
 from graphdnn.runtime.buffers import Memory, Pinned
+from graphdnn.runtime.captured import captured
 from graphdnn.runtime.driver import CAPTURE_IMPLICIT, STICKY_ERRORS, check, core, driver
 from graphdnn.runtime.retain import Retentions
 from graphdnn.target import Target
@@ -77,6 +78,7 @@ class CudaDevice:
         self._device_memory = DeferredResource(self, False, self._shared.dropped)
         self._pinned_memory = DeferredResource(self, True, self._shared.dropped)
         self.name = str(device.name)
+        self.check_no_capture("opening a device")
         self._stream = self.new_stream()
         self.stream = int(self._stream.handle)
 
@@ -170,6 +172,7 @@ class CudaDevice:
     def allocate(self, nbytes: int) -> Memory:
         """Device memory aligned to 256 bytes.  Raises ExecutionError when there is not enough."""
         with self:
+            self.check_no_capture("allocating memory")
             self.sweep()
             buffer = self._device_memory.allocate(nbytes)
             return Memory(int(buffer.handle), nbytes, buffer)
@@ -177,6 +180,7 @@ class CudaDevice:
     def pinned(self, nbytes: int) -> Pinned:
         """Page-locked host memory."""
         with self:
+            self.check_no_capture("allocating memory")
             self.sweep()
             buffer = self._pinned_memory.allocate(nbytes)
             return Pinned(int(buffer.handle), nbytes, buffer)
@@ -255,6 +259,17 @@ class CudaDevice:
         result = self.driver.cuStreamIsCapturing(stream)
         return int(result[0]) == CAPTURE_IMPLICIT or int(self.check("ask for a capture", result)) != 0
 
+    def check_no_capture(self, doing: str) -> None:
+        """Raises MomentaryError where a stream of the caller's is known to be captured.  The driver would refuse too,
+        and end the capture."""
+        with self:
+            found = captured(self)
+        if found:
+            raise MomentaryError(
+                f"{doing} is not possible while {found} is being captured, during which nothing may be compiled, "
+                "allocated or waited for; do it before the capture begins"
+            )
+
     def ordinal_of(self, address: int) -> int:
         """On which device an address lies."""
         attribute = self.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -332,12 +347,14 @@ class HostDevice:
 
 
 def device_for(kind: str, ordinal: int | None = None, cache_dir: str | None = None) -> CudaDevice | HostDevice:
-    """The device of a kind of target, caching in `cache_dir`, in the default directory (None) or not at all ("")."""
+    """The device of a kind of target, to build on, caching in `cache_dir`, in the default directory (None) or not at
+    all ("").  Raises MomentaryError where a stream of the caller's is known to be captured."""
     from graphdnn.runtime.cache import DiskStore, NullStore
 
     if kind == "cpu":
         return HostDevice()
     device = CudaDevice.current(ordinal)
+    device.check_no_capture("compiling or loading a graph")
     if cache_dir is None:
         return device
     return device.with_store(DiskStore(cache_dir) if cache_dir else NullStore())

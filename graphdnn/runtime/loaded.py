@@ -82,14 +82,20 @@ class LoadedGraph:
         return host
 
     def conversion(self, who: str, source: TensorType, target: TensorType) -> DevicePlan:
-        """A plan that copies one layout into another.  Raises ExecutionError where nobody builds any."""
+        """A plan that copies one layout into another.  Raises ExecutionError where nobody builds any, or where that has
+        to be done for the first time during a capture of the caller's."""
         convert = self._convert
         if convert is None:
             raise ExecutionError(
                 f"{who} has strides {source.layout}; {target.layout} are needed, since no engine copies"
             )
         key = (laid_out(source), laid_out(target))
-        return self._conversions.get(key, lambda: convert(*key))
+
+        def make() -> DevicePlan:
+            self.device.check_no_capture(f"building the conversion of {who}")
+            return convert(*key)
+
+        return self._conversions.get(key, make)
 
     @contextmanager
     def named_when_lost(self) -> Iterator[None]:

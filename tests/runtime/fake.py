@@ -16,6 +16,7 @@ import numpy as np
 
 from graphdnn.engines.contract import MEMORY_ALIGNMENT
 from graphdnn.engines.reference import ReferencePlan
+from graphdnn.errors import MomentaryError
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.ops.pointwise import Elementwise
@@ -85,6 +86,7 @@ class FakeDevice:
         self.allocations = 0
         self.live: dict[int, np.ndarray] = {}
         self.kept: dict[int, object] = {}
+        self.current_stream = LEGACY_STREAM
 
     def __enter__(self) -> FakeDevice:
         return self
@@ -105,6 +107,7 @@ class FakeDevice:
         self.live.pop(handle).fill(POISON)
 
     def allocate(self, nbytes: int) -> Memory:
+        self.check_no_capture("allocating memory")
         return self._given(Memory, nbytes)
 
     def pinned(self, nbytes: int) -> Pinned:
@@ -175,6 +178,11 @@ class FakeDevice:
 
     def is_capturing(self, stream: int) -> bool:
         return stream in self.capturing
+
+    def check_no_capture(self, doing: str) -> None:
+        """Knows of the stream that another library works on."""
+        if self.current_stream in self.capturing:
+            raise MomentaryError(f"{doing} is not possible while its current stream is being captured")
 
     def capture(self, issue: Callable[[int], None]) -> FakeGraph:
         own, before = next(self.own_streams), self.kernels

@@ -105,6 +105,10 @@ def test_device_for_takes_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: o
     class Opened:
         store = "default"
 
+        def check_no_capture(self, doing: str) -> None:
+            if self.store == "of a capture":
+                raise MomentaryError(doing)
+
         def with_store(self, store: object) -> object:
             self.store = store
             return self
@@ -115,6 +119,9 @@ def test_device_for_takes_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: o
     found = device_for("cuda", None, str(tmp_path)).store
     assert isinstance(found, DiskStore)
     assert found.directory == tmp_path
+    Opened.store = "of a capture"
+    with pytest.raises(MomentaryError, match="compiling or loading a graph"):
+        device_for("cuda")
 
 
 def test_memory_in_use_is_no_reason_to_wait() -> None:
