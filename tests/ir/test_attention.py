@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_alignment_and_windows_are_exact(sq: int, skv: int, attributes, expected
     found = gd.evaluate(expanded(graph) if decomposed else graph, arrays)
     np.testing.assert_array_equal(found["o"].reshape(-1), np.array(expected, np.float32))
     counts = keys_per_query(
-        sq, skv, *graph.nodes[0].op.bounds, skv - sq if attributes.get("causal") == "bottom_right" else 0
+        sq, skv, *graph.nodes[0].op.bounds(sq, skv), skv - sq if attributes.get("causal") == "bottom_right" else 0
     )
     with np.errstate(divide="ignore"):
         np.testing.assert_allclose(found["lse"].reshape(-1), np.log(counts), rtol=1e-6)
@@ -253,6 +254,34 @@ def test_expansion_of_samples(sample: Sample, rng: Rng) -> None:
         np.testing.assert_allclose(
             found[name].astype(np.float64), expected[name].astype(np.float64), rtol=0, atol=4 * limit
         )
+
+
+@pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
+@pytest.mark.parametrize("window", [(12, 12), (2**31, 2**31), (sys.maxsize, None), (None, 2**63), (2**63, 2**63)])
+def test_a_bound_beyond_all_distances_is_none(causal, window, rng: Rng) -> None:
+    arrays = {**qkv(rng, 2, 4, 2, 5, 7, 8, 8), "q_lengths": np.int32([5, 0]), "kv_lengths": np.int32([0, 7])}
+    arrays = {n: a.astype(np.float16) if a.dtype == np.float64 else a for n, a in arrays.items()}
+    graph, plain = (graph_of(arrays, causal=causal, window=w) for w in (window, None))
+    assert gd.parse(str(graph)).nodes[0].op == graph.nodes[0].op
+    assert graph.nodes[0].flops == plain.nodes[0].flops
+    wanted = gd.evaluate(plain, arrays)["o"]
+    np.testing.assert_array_equal(gd.evaluate(graph, arrays)["o"], wanted)
+    np.testing.assert_array_equal(gd.evaluate(expanded(graph), arrays)["o"], gd.evaluate(expanded(plain), arrays)["o"])
+    np.testing.assert_array_equal(gd.compile(graph, target="cpu")(arrays)["o"], wanted)
+    described = gd.Target.named("h200")
+    assert gd.compile(graph, target=described).report.regions == gd.compile(plain, target=described).report.regions
+
+
+@pytest.mark.parametrize("causal", [None, "bottom_right"])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("bound", [3, 4, 5, 6, 11, 12])
+def test_bounds_that_are_reached_matter(causal, side, bound, rng: Rng) -> None:
+    arrays = {**qkv(rng, 2, 1, 1, 5, 7, 2, 2), "q_lengths": np.int32([5, 1]), "kv_lengths": np.int32([1, 7])}
+    window = (bound, None) if side == 0 else (None, bound)
+    o, lse = by_the_equation(arrays, causal=causal, window=window)
+    found = gd.evaluate(graph_of(arrays, causal=causal, window=window, return_lse=True), arrays)
+    np.testing.assert_allclose(found["o"], o, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found["lse"], lse, rtol=1e-6)
 
 
 def test_plain_attention_expands_to_softmax() -> None:

@@ -343,7 +343,7 @@ def attention_mask(node: Node, op: Attention, q: TensorType, k: TensorType) -> D
             Code.BROADCAST,
             f"{node}: its bias varies over sequences and neither over queries nor over keys, which cuDNN reads wrongly",
         )
-    low, high = op.bounds
+    low, high = op.bounds(q.shape[2], k.shape[2])
     if low is not None and (high is None or high > 0) and op.causal is None and "kv_lengths" in op.extras:
         return Decline(Code.ATTRIBUTE, f"{node}: cuDNN takes no window to the right together with lengths")
     if high is not None and high < 0:

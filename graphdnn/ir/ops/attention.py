@@ -50,10 +50,12 @@ class Attention(Op):
     def operand_names(self) -> tuple[str, ...]:
         return ("q", "k", "v", *self.extras)
 
-    @property
-    def bounds(self) -> tuple[int | None, int | None]:
-        """Least and greatest d = j - i - offset that is allowed, None unbounded: causal and window in one."""
-        left, right = self.window or (None, None)
+    def bounds(self, sq: int, skv: int) -> tuple[int | None, int | None]:
+        """Least and greatest d = j - i - offset that is allowed, None unbounded: causal and window in one.
+
+        A bound that no d reaches, whatever the lengths are, is none: |d| < Sq + Skv.
+        """
+        left, right = (None if n is None or n >= sq + skv else n for n in self.window or (None, None))
         if self.causal is not None:
             right = 0 if right is None else min(right, 0)
         return (None if left is None else -left, right)
@@ -113,7 +115,7 @@ class Attention(Op):
         q_len = held_lengths(given.get("q_lengths"), b, sq)
         kv_len = held_lengths(given.get("kv_lengths"), b, skv)
         i, j = np.arange(sq)[:, None], np.arange(skv)
-        low, high = self.bounds
+        low, high = self.bounds(sq, skv)
         distance = j - i - (kv_len - q_len if self.causal == "bottom_right" else 0)
         allowed = (i < q_len) & (j < kv_len)
         if low is not None:
@@ -185,11 +187,11 @@ class Attention(Op):
     def _every_row_has_keys(self, sq: int, skv: int) -> bool:
         """Whether the attributes alone leave each query a key, so that a plain softmax is the same function."""
         offset = skv - sq if self.causal == "bottom_right" else 0
-        return not self.extras and int(keys_per_query(sq, skv, *self.bounds, offset).min()) > 0
+        return not self.extras and int(keys_per_query(sq, skv, *self.bounds(sq, skv), offset).min()) > 0
 
     def _allowed(self, make: Make, given: dict[str, Value], b: int, sq: int, skv: int) -> Value | None:
         """Which query may attend to which key, broadcasting to (B, Hq, Sq, Skv); None for every one to every one."""
-        low, high = self.bounds
+        low, high = self.bounds(sq, skv)
         conditions = [given["mask"]] if "mask" in given else []
         if low is None and high is None and not {"q_lengths", "kv_lengths"} & set(given):
             return conditions[0] if conditions else None
@@ -222,7 +224,7 @@ class Attention(Op):
         """Two products over the pairs that causal flag and window leave, and five operations of softmax for each."""
         (b, hq, sq, d), skv = operands[0].shape, operands[1].shape[2]
         offset = skv - sq if self.causal == "bottom_right" else 0
-        pairs = int(keys_per_query(sq, skv, *self.bounds, offset).sum())
+        pairs = int(keys_per_query(sq, skv, *self.bounds(sq, skv), offset).sum())
         return b * hq * pairs * (2 * (d + operands[2].shape[3]) + 5)
 
 

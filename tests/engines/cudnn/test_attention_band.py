@@ -22,10 +22,12 @@ EMIT = SimpleNamespace(cudnn=SimpleNamespace(diagonal_alignment=SimpleNamespace(
         ("top_left", (3, 5), "top", 4, 0),
         (None, (None, 5), "top", None, 5),
         ("bottom_right", (3, None), "bottom", 4, 0),
+        ("bottom_right", (2**63, 2**63), "bottom", None, 0),
+        (None, (11, 12), "top", 12, None),
     ],
 )
 def test_bounds(causal, window, corner, left, right) -> None:
-    found = band(EMIT, Attention(scale=1.0, causal=causal, window=window))  # type: ignore[arg-type]
+    found = band(EMIT, Attention(scale=1.0, causal=causal, window=window), sq=4, skv=8)  # type: ignore[arg-type]
     assert found["diagonal_alignment"] == corner
     assert found.get("diagonal_band_left_bound") == left
     assert found.get("diagonal_band_right_bound") == right

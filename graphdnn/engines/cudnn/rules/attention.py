@@ -25,7 +25,7 @@ def attention(emit: Emit, node: Node) -> tuple[Handle, ...]:
     }
     if "kv_lengths" in op.extras:
         arguments["use_padding_mask"] = True
-    arguments.update(band(emit, op))
+    arguments.update(band(emit, op, node.operands[0].type.shape[2], node.operands[1].type.shape[2]))
     o, stats = emit.graph.sdpa(**arguments, attn_scale=op.scale, generate_stats=op.return_lse, name=node.name)
     emit.told[node.results[0]] = as_it_lies(node.results[0])
     if not op.return_lse:
@@ -35,9 +35,9 @@ def attention(emit: Emit, node: Node) -> tuple[Handle, ...]:
     return (o, stats.set_data_type(emit.dtype(float32)))
 
 
-def band(emit: Emit, op: Attention) -> dict[str, Any]:
+def band(emit: Emit, op: Attention, sq: int, skv: int) -> dict[str, Any]:
     """Causal flag and window as bounds of a band: the frontend's left bound is exclusive, ours is inclusive."""
-    low, high = op.bounds
+    low, high = op.bounds(sq, skv)
     corner = "BOTTOM_RIGHT" if op.causal == "bottom_right" else "TOP_LEFT"
     found: dict[str, Any] = {"diagonal_alignment": getattr(emit.cudnn.diagonal_alignment, corner)}
     if low is not None:
