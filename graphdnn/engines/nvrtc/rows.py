@@ -23,11 +23,16 @@ ANCHORS = (Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, BatchNorm, Redu
 
 STREAMING = Efficiency(bandwidth=0.96)
 ACROSS = Efficiency(bandwidth=0.7)
+WAITING = Efficiency(bandwidth=0.85)
 NARROW = Efficiency(bandwidth=0.5)
 SCATTERED = Efficiency(bandwidth=0.15)
 """Fractions of the bandwidth that is there: with vectors of 8 bytes or more (softmax, layer and RMS norm were measured
-at 0.95 to 0.98), where vectors lie across the rows (a mean over channels-last images at 0.6 to 0.7), with single
-elements, and where neighbouring threads read elements that lie apart."""
+at 0.95 to 0.98), where vectors lie across the rows (a mean over channels-last images at 0.6 to 0.7), where a warp reads
+what all rows share behind its folds or a large block waits for itself (norms of 6304x768 and 8192x1024 halves and of
+rows of 8192 and more at 0.72 to 0.9), with single elements, and where neighbouring threads read elements far apart."""
+
+LARGE_BLOCK = 512
+"""Threads of a block that waits for itself: few of them fit on a core."""
 
 CACHED_REREAD = 0.4
 """What reading a row again costs against the first time; it comes from the L2 cache as a rule."""
@@ -71,6 +76,8 @@ def estimate(region: Region, target: Target) -> float:
     reach = STREAMING if layout.width * itemsize >= 8 else NARROW
     if layout.across and reach is STREAMING:
         reach = ACROSS
+    elif reach is STREAMING and waits(found, layout):
+        reach = WAITING
     return RAMP_US + roofline_us(
         region,
         target,
@@ -78,6 +85,12 @@ def estimate(region: Region, target: Target) -> float:
         kernels=1 if layout.splits == 1 else found.phases + 1,
         extra_bytes=again,
     )
+
+
+def waits(program: Program, layout: Layout) -> bool:
+    """Whether a row's warp loads what all rows share behind its folds, or its block is large."""
+    shared = any(t.varies and not any(layout.strides[t][0]) for t in program.loads)
+    return layout.members >= LARGE_BLOCK or (layout.members <= 32 and shared and not layout.at_once)
 
 
 FAMILY = Family("rows", ANCHORS, takes, generate, estimate)
