@@ -96,7 +96,11 @@ class Executable:
     def bind(
         self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None
     ) -> Callable[..., dict[str, Any]]:
-        """A callable for these very arrays: each call reads them as they are then and overwrites the same outputs."""
+        """A callable for these very arrays: each call reads them as they are then and overwrites the same outputs.
+
+        Raises ExecutionError where an array does not fit, where an output has an element in common with an input or
+        another output, and while a stream is being captured; the callable itself may be called then.
+        """
         return self._present().bind(inputs, outputs)
 
     def context(self) -> Executable:

@@ -72,6 +72,43 @@ def test_t3_scratch_memory_stays_where_a_callers_graph_replays_it(rng: np.random
         assert relative_error(y.cpu().numpy(), wanted) <= 8e-3
 
 
+def normed(scale: float, eps: float) -> gd.Graph:
+    """Attention and a layer norm: cuDNN reads the scale and epsilon from host memory when a plan is put on a stream."""
+    g = gd.GraphBuilder("normed")
+    q, k, v = (g.input(name, (2, 3, 65, 64), gd.float16) for name in "qkv")
+    ones, zeros = g.constant(np.ones(64, np.float16)), g.constant(np.zeros(64, np.float16))
+    return g.build({"y": g.layer_norm(g.attention(q, k, v, scale=scale), ones, zeros, eps=eps)})
+
+
+def test_t3_host_scalars_stay_where_a_callers_graph_replays_them(rng: np.random.Generator) -> None:
+    """Captured, then everything dropped, host and device memory used by others, then replayed on fresh values."""
+    options, graph = gd.CompileOptions(disabled_engines=("nvrtc",)), normed(0.3, 0.5)
+    exe = gd.compile(graph, target="cuda", options=options)
+    assert {(r.pattern, r.engine) for r in exe.report.regions} == {("attention", "cudnn"), ("layer_norm", "cudnn")}
+    inputs = {n: torch.empty(v.type.shape, dtype=torch.float16, device="cuda") for n, v in graph.inputs.items()}
+    bound = exe.bind(inputs)
+    y = torch.from_dlpack(bound()["y"])
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        bound(stream=torch.cuda.current_stream().cuda_stream)
+    exe.close()
+    del bound, exe
+    for turn in range(3):
+        gc.collect()
+        held = [np.full(size, 0xFF, np.uint8) for size in range(8, 2048, 8) for _ in range(20)]
+        other = gd.compile(normed(2.0 + turn, 3.0 + turn), target="cuda", options=options)
+        other({n: torch.full(a.shape, torch.nan, dtype=torch.float16, device="cuda") for n, a in inputs.items()})
+        for array in inputs.values():
+            array.copy_(torch.from_numpy(rng.standard_normal(array.shape).astype(np.float16)))
+        y.fill_(torch.nan)
+        captured.replay()
+        torch.cuda.synchronize()
+        wanted = gd.evaluate(graph, {n: a.cpu().numpy() for n, a in inputs.items()}, gd.float64)["y"]
+        # another scale or epsilon is off by more than a half
+        assert relative_error(y.cpu().numpy(), wanted) <= 5e-3
+        del held, other
+
+
 def test_building_inside_a_callers_capture_raises_and_later_works(tmp_path: Path) -> None:
     """In a process of its own, since a capture that is left open would be in the way of all other tests."""
     done = subprocess.run(

@@ -103,6 +103,45 @@ def test_a_callers_graph_holds_what_it_replays_and_no_longer(device: CudaDevice,
     assert alive() is None
 
 
+def test_a_closed_context_leaves_a_callers_graph_as_it_was(exe: Program, rng: np.random.Generator) -> None:
+    x = torch.zeros(SHAPE, device="cuda")
+    own = exe.context()
+    bound = own.bind({"x": x})
+    outputs = {n: torch.from_dlpack(a) for n, a in bound().items()}
+    graph = captured(bound)
+    said = r"^graph affine was used in a context that was closed; "
+    for _ in range(2):
+        own.close()
+        with pytest.raises(ExecutionError, match=said):
+            bound()
+        with pytest.raises(ExecutionError, match=said):
+            own.run({"x": x})
+        with pytest.raises(ExecutionError, match=said):
+            own.bind({"x": x})
+    del bound, own
+    for _ in range(3):
+        gc.collect()
+        program(affine((300, 129)), exe.device).run({"x": draw(rng, (300, 129))})
+        x.copy_(torch.tensor(draw(rng)))
+        for array in outputs.values():
+            array.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        check(outputs, x.cpu().numpy())
+
+
+@pytest.mark.alone
+def test_a_closed_context_gives_its_memory_back(device: CudaDevice) -> None:
+    g = gd.GraphBuilder("total")
+    total = g.add(g.state("total", (64 << 20,), gd.float32), g.input("x", (64 << 20,), gd.float32))
+    own = program(g.build({"y": g.neg(total)}, {"total": total}), device)
+    device.allocate(1)
+    before = free_bytes()
+    own.close()
+    device.allocate(1)
+    assert free_bytes() - before >= 4 * 64 << 20
+
+
 def test_a_process_may_end_while_a_graph_holds_something() -> None:
     code = """
     import torch

@@ -37,3 +37,8 @@ def test_planned_for_an_h200_without_gaps(batch: int, tokens: int, weights) -> N
     assert all("bias" in r.pattern.split("+") for r in products)
     assert sum("add" in r.pattern.split("+") for r in products) == 2
     assert sum(r.pattern == "attention" for r in report.regions) == 1
+    parts = {f"layer.attention.self.{name}" for name in ("query", "key", "value")}
+    (merged,) = (r for r in report.regions if parts & set(r.nodes))
+    assert parts <= set(merged.nodes)
+    assert (merged.pattern, merged.kernels) == ("matmul+bias", 1)
+    assert merged.written_bytes == 3 * batch * tokens * LARGE.hidden * 2

@@ -56,6 +56,14 @@ def test_planned_for_an_h200_without_gaps(report) -> None:
     assert report.kernel_count < report.unfused_kernel_count
 
 
+def test_queries_keys_and_values_are_one_product(report) -> None:
+    parts = {f"self_attn.{name}_proj" for name in "qkv"}
+    (merged,) = (r for r in report.regions if parts & set(r.nodes))
+    assert set(merged.nodes) == parts
+    assert (merged.pattern, merged.kernels) == ("matmul", 1)
+    assert merged.written_bytes == 4096 * (32 + 8 + 8) * 128 * 2
+
+
 def test_residuals_ride_on_the_products(report) -> None:
     attended = next(r for r in report.regions if "self_attn.o_proj" in r.nodes)
     fed = next(r for r in report.regions if "mlp.down_proj" in r.nodes)
