@@ -14,7 +14,7 @@ ORDER = ("chosen", "slower", "conflict", "excluded", "wrong", "failed", "decline
 """Verdicts as they are listed."""
 
 WIDEST = 40
-"""Characters of a cell."""
+"""Characters of a pattern.  Plans are never shortened: names are what `disabled_plans` takes, and may differ anywhere."""
 
 
 def plans(report: CompileReport, name: str) -> str:
@@ -120,8 +120,7 @@ def columns(rows: Sequence[Sequence[str]], numeric: Sequence[str]) -> str:
     told = [column for column in zip(*rows, strict=True) if any(column[1:])]
     aligned = []
     for column in told:
-        cells = [shorten(cell, WIDEST) for cell in column]
-        width = max(map(len, cells))
-        aligned.append([cell.rjust(width) if column[0] in numeric else cell.ljust(width) for cell in cells])
+        width = max(map(len, column))
+        aligned.append([cell.rjust(width) if column[0] in numeric else cell.ljust(width) for cell in column])
     lines = ["  ".join(cells).rstrip() for cells in zip(*aligned, strict=True)]
     return "\n".join((lines[0], "-" * max(map(len, lines)), *lines[1:]))
