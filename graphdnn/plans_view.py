@@ -14,7 +14,7 @@ ORDER = ("chosen", "slower", "conflict", "excluded", "wrong", "failed", "decline
 """Verdicts as they are listed."""
 
 WIDEST = 40
-"""Characters of a pattern.  Plans are never shortened: `disabled_plans` takes their names, which may differ anywhere."""
+"""Characters of a pattern.  Plans are never shortened: `disabled_plans` takes their names, which differ anywhere."""
 
 
 def plans(report: CompileReport, name: str) -> str:
