@@ -233,6 +233,7 @@ class DeviceContext:
         """A copy of a state's current value."""
         type = laid_out(self.loaded.graph.states[name].type)
         with self.loaded.named_when_lost(), self.lock, self.device as device:
+            check_open(self.lock)
             fresh = device.allocate(type.span_bytes)
             self.order.enter(device.stream)
             device.copy(fresh.handle, self._states[name].handle, fresh.nbytes, device.stream)
@@ -243,6 +244,7 @@ class DeviceContext:
         """Makes an array's present content the state's current value."""
         type = self.loaded.graph.states[name].type
         with self.loaded.named_when_lost(), self.lock, self.device as device:
+            check_open(self.lock)
             source = read_checked(f"state {name}", array, type, device.stream, device)
             inlet = Inlet(f"state {name}", type, self.loaded, self._states[name])
             if source.array is not None:

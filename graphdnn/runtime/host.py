@@ -123,6 +123,7 @@ class HostContext:
 
     def read_state(self, name: str) -> Array:
         with self.lock:
+            check_open(self.lock)
             return self._states[name].copy()
 
     def write_state(self, name: str, array: Any) -> None:
@@ -130,6 +131,7 @@ class HostContext:
         source = read_checked(f"state {name}", array, type, 0, None)
         assert source.array is not None
         with self.lock:
+            check_open(self.lock)
             self._states[name] = np.array(source.array, type.dtype.numpy)
 
     def close(self) -> None:

@@ -98,6 +98,24 @@ def test_it_is_closed_once_the_running_call_has_been_made(program: Program) -> N
         program.run({"x": x})
 
 
+@pytest.mark.parametrize("call", ["a plain call", "reading a state", "assigning a state"])
+def test_calls_that_waited_for_close_say_so_too(call: str, program: Program) -> None:
+    lock = program._context.lock
+
+    class Late:
+        """Gets the lock after the context was closed."""
+
+        def __enter__(self) -> None:
+            program._context.lock = lock
+            program.close()
+
+        def __exit__(self, *_: object) -> None: ...
+
+    program._context.lock = Late()
+    with pytest.raises(ExecutionError, match=SAID):
+        CALLS[call](program, np.ones(3, np.float32))
+
+
 # From here on only on the device.
 
 
