@@ -18,6 +18,7 @@ from graphdnn.engines.choose import Decision
 from graphdnn.errors import SavedFileError
 from graphdnn.executable import Decided, Pick
 from graphdnn.fitting import COMPETING
+from graphdnn.ir.given import path_to_write
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.tensorfile import atomic
@@ -86,7 +87,11 @@ def alike(regions: Iterable[Region]) -> dict[Identity, list[Region]]:
 
 
 def write_lock(report: CompileReport, decided: Decided, path: Path) -> None:
-    """Writes the decisions, a region a line.  The file appears whole."""
+    """Writes the decisions, a region a line.  The file appears whole.
+
+    Raises SavedFileError where something stands at `path` that is no regular file.
+    """
+    place = path_to_write("save_lock: path", path, SavedFileError)
     chosen = report.options
     head = {
         "format": FORMAT,
@@ -99,7 +104,7 @@ def write_lock(report: CompileReport, decided: Decided, path: Path) -> None:
     entries = locked(report, decided.prepared, decided.picks)
     lines = ",\n".join(f"  {json.dumps(e.model_dump(exclude_defaults=True), ensure_ascii=False)}" for e in entries)
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "regions": [\n{lines}\n ]\n}}\n'
-    with atomic(path) as file:
+    with atomic(place) as file:
         file.write(text.encode())
 
 

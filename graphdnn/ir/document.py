@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.assembly import Assembly, attribute_hints, checked_literal, checked_op, checked_type
+from graphdnn.ir.given import check_arrays, path_of, path_to_write, text_of
 from graphdnn.ir.graph import Graph, Node, Payload, Value, content_digest
 from graphdnn.ir.op import OPS
 from graphdnn.ir.tensorfile import atomic, distinct, read_tensors, write_tensors
@@ -171,7 +172,9 @@ def load(text: str, constants: Mapping[str, Array] | None = None) -> Graph:
 
     A constant without data is fine for planning and explaining.  Raises GraphError naming the first wrong field.
     """
-    return assemble(read_model(text), constants or {}, {})
+    if constants is not None:
+        check_arrays("from_json", "constants", constants)
+    return assemble(read_model(text_of("from_json", text)), constants or {}, {})
 
 
 def read_model(text: str) -> GraphModel:
@@ -271,10 +274,15 @@ def tensors_path(path: str | Path) -> Path:
 
 
 def save(graph: Graph, path: str | Path) -> None:
-    """Writes the document, and beside it the constants over 1 KiB; both appear whole, the document last."""
-    place = Path(path)
-    if place.suffix == ".safetensors":
-        raise GraphError(f"save: {place.name} is where the constants would stand; give the document another suffix")
+    """Writes the document, and beside it the constants over 1 KiB; both appear whole, the document last.
+
+    Links are followed.  Raises GraphError for what is no path of a file, and where something is that is no regular
+    file; nothing is written then.
+    """
+    given = path_of("save: path", path, GraphError)
+    if given.suffix == ".safetensors":
+        raise GraphError(f"save: {given.name} is where the constants would stand; give the document another suffix")
+    place = path_to_write("save: path", given, GraphError)
     model = read_model(dump(graph))
     arrays: dict[str, Array] = {}
     constants: list[ConstantModel] = []
@@ -286,7 +294,7 @@ def save(graph: Graph, path: str | Path) -> None:
             constant = constant.model_copy(update={"sha256": digest})
         constants.append(constant)
     if arrays:
-        write_tensors(tensors_path(place), arrays)
+        write_tensors(path_to_write("save: the constants' path", tensors_path(given), GraphError), arrays)
     whole = model.model_copy(update={"constants": constants})
     with atomic(place) as file:
         file.write((whole.model_dump_json(exclude_none=True, indent=1) + "\n").encode())
@@ -295,9 +303,10 @@ def save(graph: Graph, path: str | Path) -> None:
 def read(path: str | Path) -> Graph:
     """Reads what `save` wrote.  Without the file of constants the graph can be planned and explained, not run.
 
-    Raises GraphError naming the field of the document, or the tensor of the file, that is wrong.
+    Raises GraphError for what is no path of a file, naming the field of the document, or the tensor of the file, that
+    is wrong.
     """
-    place = Path(path)
+    place = path_of("load: path", path, GraphError)
     if place.exists() and not place.is_file():
         raise GraphError(f"{place}: it is no regular file; a graph's document is needed")
     try:

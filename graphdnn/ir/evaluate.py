@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.given import check_arrays
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Pointwise
@@ -30,8 +31,13 @@ def run(
     graph: Graph, inputs: Mapping[str, Array], dtype: DType | None = None, *, states: Mapping[str, Array] | None = None
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """As `evaluate`, and the next values of the states that are updated."""
+    if not isinstance(graph, Graph):
+        raise GraphError(
+            f"evaluate: graph is a {type(graph).__name__}; a Graph, as GraphBuilder.build gives, is needed"
+        )
     if dtype not in (None, float64):
         raise GraphError(f"evaluate: dtype is {dtype}; None (the graph's own types) or float64 is needed")
+    check_arrays("evaluate", "inputs", inputs)
     check_inputs(graph, inputs)
     for name in states or {}:
         if name not in graph.states:

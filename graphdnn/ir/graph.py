@@ -6,6 +6,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -371,15 +372,18 @@ class Graph:
 
         return to_networkx(self)
 
-    def save(self, path: str) -> None:
-        """Writes the JSON document to `path` and constants over 1 KiB to a safetensors file beside it."""
+    def save(self, path: str | Path) -> None:
+        """Writes the JSON document to `path` and constants over 1 KiB to a safetensors file beside it.
+
+        Raises GraphError for what is no path of a file, OSError where it cannot be written.
+        """
         from graphdnn.ir.document import save
 
         save(self, path)
 
     @staticmethod
-    def load(path: str) -> Graph:
-        """Reads what `save` wrote."""
+    def load(path: str | Path) -> Graph:
+        """Reads what `save` wrote.  Raises GraphError naming what is wrong with it, OSError where it cannot be read."""
         from graphdnn.ir.document import read
 
         return read(path)

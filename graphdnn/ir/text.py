@@ -20,6 +20,7 @@ from typing import ParamSpec, TypeVar
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.assembly import Assembly, checked_literal, checked_op, checked_type
+from graphdnn.ir.given import check_arrays, text_of
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS
@@ -128,8 +129,10 @@ def parse(text: str, constants: Mapping[str, Array] | None = None) -> Graph:
     Constants without an array keep their type and hash, which is enough to plan and explain.  Raises GraphError
     naming line and token.
     """
+    if constants is not None:
+        check_arrays("parse", "constants", constants)
     try:
-        return Parser(text, constants or {}).graph()
+        return Parser(text_of("parse", text), constants or {}).graph()
     except RecursionError:
         raise GraphError("parse: the text has tuples nested too deeply to be a graph's attributes") from None
 

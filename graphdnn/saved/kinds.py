@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from os import PathLike, fspath
 from pathlib import Path
 
 from graphdnn.errors import SavedFileError
+from graphdnn.ir.given import path_of as given_path
 from graphdnn.saved import container
 from graphdnn.saved.records import read_bounded, read_json
 
@@ -44,15 +44,7 @@ FORMATS = {"graphdnn": Kind.GRAPH, "graphdnn report": Kind.REPORT, "graphdnn loc
 
 def path_of(who: str, given: object) -> Path:
     """The path that a caller gave for a file.  Raises SavedFileError for what names none."""
-    if not isinstance(given, str | PathLike) or not isinstance(fspath(given), str):
-        raise SavedFileError(f"{who} is a {type(given).__name__}; a str or Path is needed")
-    text = fspath(given)
-    if not text or "\0" in text:
-        raise SavedFileError(f"{who} is {text!r:.60}, which names no file")
-    path = Path(text)
-    if not path.name:
-        raise SavedFileError(f"{who} is {text!r:.60}, which is a folder; the path of a file is needed")
-    return path
+    return given_path(who, given, SavedFileError)
 
 
 def kind_of(path: Path) -> Kind:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphdnn.engines.manifest import load_engine
+from graphdnn.errors import SavedFileError
 from graphdnn.executable import Decided
+from graphdnn.ir.given import path_to_write
 from graphdnn.ir.graph import Graph
 from graphdnn.report import CompileReport
 from graphdnn.saved import container
@@ -16,7 +18,11 @@ from graphdnn.saved.weights import document
 
 
 def save(graph: Graph, report: CompileReport, decided: Decided, path: Path) -> None:
-    """Writes the file in one step.  Every pick has its plan."""
+    """Writes the file in one step.  Every pick has its plan.
+
+    Raises SavedFileError where something stands at `path` that is no regular file.
+    """
+    place = path_to_write("save: path", path, SavedFileError)
     constants: dict[str, Bytes] = {}
     documents = {"graph": document(graph, constants), "prepared": document(decided.prepared, constants)}
     manifest, plans = described(decided)
@@ -27,7 +33,7 @@ def save(graph: Graph, report: CompileReport, decided: Decided, path: Path) -> N
         **{f"plan.{i}": content for i, content in enumerate(plans)},
         **constants,
     }
-    container.write(path, written)
+    container.write(place, written)
 
 
 def described(decided: Decided) -> tuple[ManifestModel, list[bytes]]:
