@@ -12,12 +12,16 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 SAID = {
+    "01_fused_block": [r"h200 \(described\): 1 kernel \(unfused 3\)"],
     "03_reading_a_report": ["to tf32"],
     "04_resnet50": ["53 conv regions"],
     "07_symptoms": [
+        r"first step on (cpu: .* with 0 entries.*\n  nothing is built for the CPU|(?!cpu).* with [1-9]\d* entries)",
         r"loaded in \d+\.\d\d s; equal bits: True",
         r"12 builds for 12 batches, [2-6] with buckets",
         "axis 0 of x took",
+        r"deterministic=True: \d+ runs gave the same bits\n  plans that may differ from run to run: none",
+        r"(ruled out: [1-9]\d* plans: |nothing to rule out: the CPU's one plan)",
         r"[1-9]\d* of 1296 results are others",
         "fold did not run",
         r"decided (\d+) of \1 regions; equal bits: True",

@@ -1,17 +1,21 @@
 """Examples on the device: they choose it by themselves, and say the same things there."""
 
+import re
+
 import pytest
 
 from tests.examples.test_examples import EXAMPLES, said_by
 
-SLOW = ("04_resnet50", "05_minilm")
-"""Whole networks, which test_models.py runs on the device."""
-
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem not in SLOW], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs_on_the_device(path) -> None:
     printed = said_by(path)
-    if path.stem == "07_symptoms":
-        assert "first step on cpu" not in printed
-        assert "ruled out" in printed
+    if path.stem != "07_symptoms":
+        return
+    assert "first step on cpu" not in printed
+    cold, warm, entries = re.findall(r"compiled in (\S+) s, again in (\S+) s, with (\d+) entries", printed)[0]
+    assert float(warm) < float(cold)
+    assert int(entries) > 0
+    assert re.search(r"plans that may differ from run to run: cudnn \w", printed)
+    assert re.search(r"ruled out: [1-9]\d* plans: cudnn \w", printed)
