@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def evaluate(
 
     With `dtype=float64` float arithmetic is done in, and rounded to, float64 throughout; explicit casts round to
     their type, and integer and bool types keep their meaning.  States not given are zero; next values of states are
-    not returned (see `run`).
+    not returned (see `run`).  Raises GraphError for arrays of other names, shapes or types than the graph's.
     """
     outputs, _ = run(graph, inputs, dtype, states=states)
     return outputs
@@ -38,13 +39,9 @@ def run(
     if dtype not in (None, float64):
         raise GraphError(f"evaluate: dtype is {dtype}; None (the graph's own types) or float64 is needed")
     check_arrays("evaluate", "inputs", inputs)
-    check_inputs(graph, inputs)
-    for name in states or {}:
-        if name not in graph.states:
-            raise GraphError(
-                f"{name} is not a state of graph {graph.name}; its states are {', '.join(graph.states) or 'none'}"
-            )
     wide = dtype == float64
+    check_inputs(graph, inputs)
+    check_states(graph, {} if states is None else states, wide)
     values: dict[Value, Array] = {}
 
     def store(value: Value, array: Array) -> None:
@@ -134,10 +131,30 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:
     for name, value in graph.inputs.items():
         if name not in inputs:
             raise GraphError(f"input {name} ({value.type}) of graph {graph.name} is missing")
-        array = inputs[name]
-        if not isinstance(array, np.ndarray | np.generic):
-            raise GraphError(f"input {name} is a {type(array).__name__}; a numpy array is needed")
-        if tuple(array.shape) != value.type.shape:
-            raise GraphError(f"input {name} has shape {tuple(array.shape)}; {value.type.shape} is needed")
-        if as_dtype(array.dtype) != value.type.dtype:
-            raise GraphError(f"input {name} is {array.dtype}; {value.type.dtype} is needed")
+        check_array(f"input {name}", inputs[name], value.type)
+
+
+def check_states(graph: Graph, states: Mapping[str, Array], wide: bool) -> None:
+    """Raises GraphError naming the first array that is no state's, or is of the wrong type or shape.
+
+    Where floats are widened a state may be float64, as its next value comes.
+    """
+    check_arrays("evaluate", "states", states)
+    for name, array in states.items():
+        if name not in graph.states:
+            raise GraphError(
+                f"{name} is not a state of graph {graph.name}; its states are {', '.join(graph.states) or 'none'}"
+            )
+        type = graph.states[name].type
+        next_value = wide and type.dtype.is_float and getattr(array, "dtype", None) == np.float64
+        check_array(f"state {name}", array, replace(type, dtype=float64) if next_value else type)
+
+
+def check_array(who: str, array: object, type: TensorType) -> None:
+    """Raises GraphError unless this is a numpy array of that shape and data type."""
+    if not isinstance(array, np.ndarray | np.generic):
+        raise GraphError(f"{who} is a {array.__class__.__name__}; a numpy array is needed")
+    if tuple(array.shape) != type.shape:
+        raise GraphError(f"{who} has shape {tuple(array.shape)}; {type.shape} is needed")
+    if as_dtype(array.dtype, who) != type.dtype:
+        raise GraphError(f"{who} is {array.dtype}; {type.dtype} is needed")
