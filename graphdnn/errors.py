@@ -29,6 +29,10 @@ class OutOfMemoryError(MomentaryError):
     """There was not enough memory at that moment."""
 
 
+class TuningMemoryError(ExecutionError):
+    """Timing a plan, or a whole graph, takes more memory than `tuning_memory` allows; nothing is wrong with it."""
+
+
 OUT_OF_MEMORY = 2
 CAPTURE_ERRORS = range(900, 909)
 """Statuses of the CUDA driver: for a lack of memory, and where a stream that is being captured is in the way."""

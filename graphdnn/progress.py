@@ -1,4 +1,4 @@
-"""What is seen of timing while it goes on: one line on a terminal with region, plan, best time and budget."""
+"""What is seen of timing while it goes on: one line on a terminal with region, candidates, best time and budget."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Line:
             completed=progress.number - 1,
             total=progress.total,
             region=progress.pattern[:40],
+            candidates=f"candidate {progress.candidate} of {progress.candidates}",
             plan=progress.plan,
             best=best,
             left=left,
@@ -42,9 +43,10 @@ def started() -> tuple[Any, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    columns = [TextColumn("{task.fields[" + name + "]}", markup=False) for name in ("region", "plan", "best", "left")]
+    fields = ("region", "candidates", "best", "left", "plan")  # what does not fit in the line ends on the right
+    columns = [TextColumn("{task.fields[" + name + "]}", markup=False) for name in fields]
     bar = Bar(BarColumn(20), MofNCompleteColumn(), *columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("timing", total=None, region="", plan="", best="", left="")
+    task = bar.add_task("timing", total=None, region="", candidates="", best="", left="", plan="")
     bar.start()
     return bar, task
 

@@ -30,10 +30,10 @@ class Session:
 
     def __init__(self, problem: Problem, device: Device) -> None:
         desk, options = problem.desk, problem.options
-        self.effects: tuple[str, ...] = ()
         self._problem = problem
+        self._of_whole_graphs: tuple[str, ...] = ()
         self._timer = timer_for(device, options.tuning_memory)
-        self._memory = Memory(device.store, desk.target, desk.policy, desk.limits)
+        self._memory = Memory(device.store, desk.target, desk.policy, desk.limits, options.tuning_memory)
         self._watcher = watcher(options.progress)
         self.tuner = Tuner(
             device,
@@ -67,9 +67,14 @@ class Session:
         if self._problem.options.selection != "measure" or self._problem.fixed is not None:
             return made, placed
         found = fastest(self._problem, made, placed, self._timer, self._memory)
-        self.effects = found.effects
+        self._of_whole_graphs = found.effects
         self._problem.desk.allow(self._problem.options.memory_limit, found.made.scratch)
         return found.made, found.placed
+
+    @property
+    def effects(self) -> tuple[str, ...]:
+        """What timing came to, a sentence each."""
+        return (*self._timer.effects, *self._of_whole_graphs)
 
 
 def effects_of(problem: Problem, session: Session | None, made: Planned) -> tuple[str, ...]:

@@ -27,17 +27,17 @@ def test_it_is_shown_on_a_terminal_or_as_asked(
     assert (watcher(wanted) is not None) is is_shown
 
 
-def test_it_says_region_plan_best_time_and_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_region_candidates_best_time_and_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
     line = Line()
-    line.show(Progress("conv+bias[relu]", 2, 7, "cudnn eng4_k24=2", 51.13, 8.0))
+    line.show(Progress("conv+bias[relu]", 2, 7, "cudnn eng4_k24=2", 3, 24, 51.13, 8.0))
     line._bar.refresh()
     line.close()
     text = out.getvalue()
-    for word in ("conv+bias[relu]", "cudnn eng4_k24=2", "best 51.1 us", "8 s left", "1/7"):
+    for word in ("conv+bias[relu]", "candidate 3 of 24", "cudnn eng4_k24=2", "best 51.1 us", "8 s left", "1/7"):
         assert word in text, word
 
 

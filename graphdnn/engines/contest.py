@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.check import Finding, Referee
-from graphdnn.engines.contract import Bench, Candidate, Support, Timing
-from graphdnn.engines.trial import RUN_ERRORS, Built, Ground, Tried, failed, failure, ran
+from graphdnn.engines.contract import Bench, Candidate, Device, Support, Timing
+from graphdnn.engines.pool import is_done
+from graphdnn.engines.trial import RUN_ERRORS, Built, Tried, announce, failed, failure
+from graphdnn.errors import TuningMemoryError
 
 TRUST = 8.0
 """How far below its estimate a plan may come: what would not win even so is not timed.  Estimates of classes of kernels
@@ -26,6 +28,11 @@ class Queue:
     rest: tuple[Candidate, ...] = ()
     refusal: Decline | None = None
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a plan was built already."""
+        return any(is_done(future) for _, future in self.builds)
+
     def cancel(self) -> None:
         for _, future in self.builds:
             future.cancel()
@@ -34,26 +41,35 @@ class Queue:
 class Contest:
     """The plans of one region on one bench.  A plan that nobody times for being hopeless may still bear witness.
 
-    A plan that loses the device's context ends it with ContextLostError.
+    When the budget is spent, the first plan that was built in time is timed all the same, and no more; after a Ctrl-C
+    none is.  `lacking` says which memory kept a plan from being timed.  A plan that loses the device's context ends it
+    with ContextLostError.
     """
 
-    def __init__(self, bench: Bench, referee: Referee, budget: Budget, ground: Ground, floor_us: float) -> None:
+    def __init__(self, bench: Bench, referee: Referee, budget: Budget, device: Device, floor_us: float) -> None:
         self._bench = bench
         self._referee = referee
         self._budget = budget
-        self._ground = ground
+        self._device = device
         self._floor_us = floor_us
+        self._seen = 0
         self._best_us = math.inf
         self._tried: dict[str, list[Tried]] = {}
         self._right: list[tuple[Built, Tried, Finding]] = []
         self._witnesses: list[tuple[Candidate, Future[Built | Tried]]] = []
         self._refused: dict[str, Decline] = {}
+        self.lacking = ""
         self.is_complete = True
         self.is_compared = True
         self.is_repeatable = True  # until something fails that may work another time
 
-    def run(self, queue: Queue, engine: str, support: Support, show: Callable[[str, float], None]) -> None:
-        """Times one engine's plans, in its order."""
+    @property
+    def is_timed(self) -> bool:
+        """Whether any plan was."""
+        return bool(self._right)
+
+    def run(self, queue: Queue, engine: str, support: Support, show: Callable[[str, int, float], None]) -> None:
+        """Times one engine's plans, in its order; `show` is told each, its number and the best time so far."""
         tried = self._tried.setdefault(engine, [])
         if queue.refusal is not None:
             self._refused[engine] = queue.refusal
@@ -62,24 +78,29 @@ class Contest:
         if support.estimated_us > TRUST * self._best_us:
             reason = f"not timed: estimated {support.estimated_us:.1f} us against {self._best_us:.1f}"
             tried += [Tried(c, "slower", reason) for c, _ in queue.builds]
+            self._seen += len(queue.builds)
             self._witnesses += queue.builds[:1]
             for _, future in queue.builds[1:]:
                 future.cancel()
         else:
             for candidate, future in queue.builds:
-                if self._budget.is_over():
+                self._seen += 1
+                if not self._may_time(future):
                     future.cancel()
                     self.is_complete = False
                     tried.append(Tried(candidate, "slower", f"not timed: {self._budget.ending}"))
                     continue
-                show(f"{engine} {candidate.name}", self._best_us)
+                show(f"{engine} {candidate.name}", self._seen, self._best_us)
                 self._one(finished(candidate, future), tried)
         tried += [Tried(c, "slower", "its engine ranks it lower; not timed") for c in queue.rest]
 
+    def _may_time(self, future: Future[Built | Tried]) -> bool:
+        if not self._budget.is_over():
+            return True
+        return not self._budget.interrupted and not self.is_timed and is_done(future)
+
     def _one(self, one: Built | Tried, tried: list[Tried]) -> None:
         """Runs a built plan, keeps what it computed, and times it."""
-        if isinstance(one, Built):
-            one = ran(one, self._ground)
         found = self._timed(one) if isinstance(one, Built) else one
         if isinstance(found, Tried):
             self.is_repeatable &= not found.is_transient
@@ -95,18 +116,30 @@ class Contest:
             self._best_us = min(self._best_us, max(timing.us, self._floor_us))
 
     def _timed(self, one: Built) -> tuple[Built, Finding, Timing] | Tried:
+        finding = self._computed(one)
+        if isinstance(finding, Tried):
+            return finding
         try:
-            return one, self._computed(one), self._bench.measure(one.plan, self._best_us)
+            timing = self._bench.measure(one.plan, self._best_us)
         except RUN_ERRORS as error:
-            return self._failed(one.candidate, error)
+            return self._failed(one.candidate, error, "failed when timed")
+        return replace(one, kernels=timing.kernels), finding, timing
 
-    def _failed(self, candidate: Candidate, error: Exception) -> Tried:
-        return failed(candidate, failure(error, "failed when timed", candidate, self._ground.device))
+    def _failed(self, candidate: Candidate, error: Exception, what: str) -> Tried:
+        if isinstance(error, TuningMemoryError):
+            self.lacking = str(error)
+            return Tried(candidate, "slower", f"not timed: {error}")
+        return failed(candidate, failure(error, what, candidate, self._device))
 
-    def _computed(self, one: Built) -> Finding:
+    def _computed(self, one: Built) -> Finding | Tried:
+        """What its first run computes, on the bench: its inputs lead nowhere outside."""
         candidate = one.candidate
         voice = f"{candidate.engine} {candidate.name.split('_')[0]}"
-        return self._referee.finding(voice, candidate.precision, self._bench.results(one.plan))
+        announce(candidate)
+        try:
+            return self._referee.finding(voice, candidate.precision, self._bench.results(one.plan))
+        except RUN_ERRORS as error:
+            return self._failed(candidate, error, "failed on its first run")
 
     def finish(self) -> tuple[dict[str, tuple[Tried, ...]], dict[str, Built], dict[str, Decline]]:
         """What became of every plan, the fastest right one of each engine, and the engines that refused."""
@@ -137,17 +170,16 @@ class Contest:
 
     def _testimony(self) -> list[Finding]:
         """Results of plans that were not timed."""
-        found: list[Finding] = []
+        heard: list[Finding] = []
         for candidate, future in self._witnesses:
             one = finished(candidate, future)
-            one = ran(one, self._ground) if isinstance(one, Built) else one
-            if isinstance(one, Built):
-                try:
-                    found.append(self._computed(one))
-                except RUN_ERRORS as error:  # it was not to be chosen anyway
-                    one = self._failed(candidate, error)
-            self.is_repeatable &= not (isinstance(one, Tried) and one.is_transient)
-        return found
+            found = self._computed(one) if isinstance(one, Built) else one
+            if isinstance(found, Finding):
+                heard.append(found)
+            else:  # it was not to be chosen anyway
+                self.is_repeatable &= not found.is_transient
+                self.is_complete &= not self._budget.is_over()
+        return heard
 
 
 def finished(candidate: Candidate, future: Future[Built | Tried]) -> Built | Tried:

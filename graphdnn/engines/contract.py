@@ -151,10 +151,12 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """Median microseconds of one run; `is_dropped` where the first runs were so slow that no more were made."""
+    """Median microseconds of one run; `is_dropped` where the first runs were so slow that no more were made.  `kernels`
+    are those that one run launches."""
 
     us: float
     is_dropped: bool = False
+    kernels: int = 1
 
 
 class Bench(Protocol):
@@ -163,11 +165,12 @@ class Bench(Protocol):
     def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
         """The outputs of one run, into memory that was NaN before and may be used again by the next call.
 
-        Raises ExecutionError where it fails.
+        Raises ExecutionError where it fails, and TuningMemoryError as `measure` does.
         """
 
     def measure(self, plan: DevicePlan | HostPlan, best_us: float) -> Timing:
-        """What one run takes; given up early where that is far above `best_us`.  Raises ExecutionError."""
+        """What one run takes; given up early where that is far above `best_us`.  Raises ExecutionError, below it
+        TuningMemoryError where the plan needs more memory than may be used."""
 
     def close(self) -> None:
         """Gives the memory back."""

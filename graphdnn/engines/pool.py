@@ -4,21 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
 
+LOOK_S = 0.05
+"""How often whoever waits for other threads looks whether that is to end."""
+
+
+def never() -> bool:
+    """Nothing ends before it is done."""
+    return False
+
 
 class Pool:
-    """Threads that build plans; with one thread the work is done at once, by whoever asks for it."""
+    """Threads that build plans; with one thread the work is done at once, by whoever asks for it.
 
-    def __init__(self, threads: int) -> None:
+    What no thread has begun when `is_over` comes true is given up: its result is a CancelledError.  Each thread looks
+    for itself, since whoever waits for it may not get Python's lock between two builds that hold it.
+    """
+
+    def __init__(self, threads: int, is_over: Callable[[], bool] = never) -> None:
         self._executor = ThreadPoolExecutor(threads, "graphdnn-build") if threads > 1 else None
+        self._is_over = is_over
 
     def start(self, work: Callable[[], T]) -> Future[T]:
         if self._executor is not None:
-            return self._executor.submit(work)
+            return self._executor.submit(partial(self._in_time, work))
         return Lazy(work)
+
+    def _in_time(self, work: Callable[[], T]) -> T:
+        if self._is_over():
+            raise CancelledError
+        return work()
 
     def all(self, works: Iterable[Callable[[], T]]) -> list[T]:
         """Results in the order of the works; the first error is raised once all have ended."""
@@ -29,13 +49,21 @@ class Pool:
         return [f.result() for f in futures]
 
     def settle(self, futures: Sequence[Future[T]]) -> None:
-        """Waits until no thread works on any of these."""
-        if self._executor is not None:
-            wait(futures)
+        """Waits until no thread works on any of these, nor will.
+
+        It wakes now and then: a Ctrl-C that comes just before a wait without end is heard after it.
+        """
+        while self._executor is not None and wait(futures, LOOK_S).not_done:
+            pass
 
     def close(self) -> None:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
+
+
+def is_done(future: Future[T]) -> bool:
+    """Whether the work was done, well or badly, and not given up."""
+    return future.done() and not future.cancelled() and not isinstance(future.exception(), CancelledError)
 
 
 class Lazy(Future[T]):
@@ -55,10 +83,7 @@ class Lazy(Future[T]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        try:
-            self.result(timeout)
-        except CancelledError:
-            raise
-        except BaseException as error:
-            return error
-        return None
+        if not self.done():
+            with suppress(BaseException):
+                self.result(timeout)
+        return super().exception(timeout)

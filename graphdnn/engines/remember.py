@@ -35,12 +35,15 @@ class Found:
 
 
 class Memory:
-    """What is known of regions on one machine under one policy.  Entries that cannot be read count as absent."""
+    """What is known of regions on one machine under one policy, and of times that were taken with so much memory.
+    Entries that cannot be read count as absent."""
 
-    def __init__(self, store: Store, target: Target, policy: Policy, limits: Limits) -> None:
+    def __init__(
+        self, store: Store, target: Target, policy: Policy, limits: Limits, tuning_memory: int | None = None
+    ) -> None:
         self._store = store
         self._target = target
-        self._options = {"policy": asdict(policy), "limits": asdict(limits)}
+        self._options = {"policy": asdict(policy), "limits": asdict(limits), "tuning_memory": tuning_memory}
 
     def recall(self, region: Region, engines: Sequence[str]) -> Found | None:
         """What was found of the engines' plans; None where those of such a region were not all timed here."""

@@ -118,6 +118,11 @@ def within_limits(support: Support, engine: str, limits: Limits) -> Support | De
     return Decline(Code.OPTION, f"{engine} {excluded}", limits.loosened(support.workspace_bytes, support.deterministic))
 
 
+def announce(candidate: Candidate) -> None:
+    """Raises the audit event TRYING."""
+    sys.audit(TRYING, candidate.engine, candidate.name, candidate.region.pattern)
+
+
 def built(
     engine: Engine, candidate: Candidate, device: Device, limits: Limits, prober: Prober | None = None
 ) -> Built | Tried:
@@ -133,7 +138,7 @@ def built(
         refusal = prober.probe(candidate.region, candidate.engine, candidate.name)
         if refusal is not None:
             return failed(candidate, refusal)
-    sys.audit(TRYING, engine.name, candidate.name, candidate.region.pattern)
+    announce(candidate)
     try:
         with device:
             plan = engine.build(candidate, device)
@@ -226,7 +231,7 @@ class Ground:
 def ran(one: Built, ground: Ground) -> Built | Tried:
     """The same plan after its first run, or the failure.  Raises ContextLostError."""
     candidate = one.candidate
-    sys.audit(TRYING, candidate.engine, candidate.name, candidate.region.pattern)
+    announce(candidate)
     kernels = trial(one.plan, candidate, ground)
     return failed(candidate, kernels) if isinstance(kernels, Decline) else replace(one, kernels=kernels)
 

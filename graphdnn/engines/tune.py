@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,9 +22,9 @@ from graphdnn.engines.check import Referee, inputs_for
 from graphdnn.engines.contest import TRUST, Contest, Queue
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support, Timer
 from graphdnn.engines.cost import Efficiency, roofline_us
-from graphdnn.engines.pool import Lazy, Pool
+from graphdnn.engines.pool import LOOK_S, Lazy, Pool, is_done
 from graphdnn.engines.remember import Found, Memory
-from graphdnn.engines.trial import Built, Ground, Limits, Tried, built, failed, refusal_of
+from graphdnn.engines.trial import Built, Limits, Tried, built, failed, refusal_of
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.target import Target
@@ -43,7 +43,7 @@ WORTH = 24
 """Plans that are to be built before it is worth while to start children for that."""
 
 BATCH = 8
-"""Regions whose plans are built together, before any of them is timed."""
+"""Regions whose plans are built together, before any of them is timed; at most so many are proposed together."""
 
 FLOOR = Efficiency(bandwidth=1.25, matrix=1.25, plain=1.25)
 """Faster than the ceilings that large kernels reach: nothing is ruled out that comes near them."""
@@ -60,12 +60,15 @@ Proposed = Sequence[Candidate] | Decline
 
 @dataclass(frozen=True)
 class Progress:
-    """How far timing has come: the region's pattern, its number of `total`, the plan, and the best microseconds."""
+    """How far timing has come: the region's pattern, its number of `total`, the plan, its number of the region's
+    `candidates`, and the best microseconds."""
 
     pattern: str
     number: int
     total: int
     plan: str
+    candidate: int
+    candidates: int
     best_us: float | None
     left_s: float | None
 
@@ -143,7 +146,10 @@ def floor_us(region: Region, target: Target, precision: str) -> float:
 
 class Tuner:
     """Times plans on one device within a budget.  Use it as a context: threads and Ctrl-C are set up there, and what is
-    built for it, here and in the workshop, ends there."""
+    built for it, here and in the workshop, ends there.
+
+    When the budget is spent, threads end the builds that they are at, and one plan of a region that was begun is timed.
+    """
 
     def __init__(
         self,
@@ -171,9 +177,9 @@ class Tuner:
         self._workshop = workshop
         self._is_closed = False
         self._orders: dict[tuple[str, str, str], Future[Decline | None]] = {}
-        self._doubtful = Pool(min(threads, PROBING))
+        self._doubtful = Pool(min(threads, PROBING), budget.is_over)
         self._watcher = watcher
-        self._pool = Pool(threads)
+        self._pool = Pool(threads, budget.is_over)
         self._seed = seed
 
     def __enter__(self) -> Tuner:
@@ -190,20 +196,26 @@ class Tuner:
                 closing.callback(self._workshop.close)
 
     def tune(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """What was found of each job's region, in their order; those that the budget did not reach are noted so."""
+        """What was found of each job's region, in their order; those that the budget did not reach are noted so.
+
+        Under a budget each region is timed before the next one is built, and few are proposed before the first times.
+        """
         outcomes = [self._recalled(job) for job in jobs]
         fresh = [index for index, known in enumerate(outcomes) if known is None]
-        batches = [fresh[start : start + BATCH] for start in range(0, len(fresh), BATCH)]
+        is_short = self.budget.seconds is not None
+        batches = batched(fresh, 1 if is_short else BATCH)
         proposed: list[list[dict[str, Proposed]]] = []
         numbers = count(1)
         for turn, batch in enumerate(batches):
             for later in batches[len(proposed) : turn + 2]:  # the next one is built elsewhere while this one is timed
                 proposed.append(self._proposed([jobs[index] for index in later]))
                 self._order([jobs[index] for index in later], proposed[-1])
-            queues = self._built([jobs[index] for index in batch], proposed[turn])
-            for index, queue in zip(batch, queues, strict=True):
-                show = self._shower(jobs[index].region.pattern, next(numbers), len(fresh))
-                outcomes[index] = self._timed(jobs[index], queue, show)
+            rows = dict(zip(batch, proposed[turn], strict=True))
+            for together in batched(batch, 1, 1) if is_short else [batch]:
+                queues = self._built([jobs[index] for index in together], [rows[index] for index in together])
+                for index, queue in zip(together, queues, strict=True):
+                    show = self._shower(jobs[index].region.pattern, next(numbers), len(fresh), queue)
+                    outcomes[index] = self._timed(jobs[index], queue, show)
         return [o for o in outcomes if o is not None]
 
     def _recalled(self, job: Job) -> Outcome | None:
@@ -224,13 +236,13 @@ class Tuner:
                 return engine.candidates(region, self._device, self._policy)
 
         pairs = [(engine, job.region) for job in jobs for engine, _ in job.engines]
-        waiting = iter([self._pool.start(partial(ask, *pair)) for pair in pairs])
+        asked = [self._pool.start(partial(ask, *pair)) for pair in pairs]
+        self._pool.settle(asked)
+        waiting = iter(asked)
         found: list[dict[str, Proposed]] = [{} for _ in jobs]
         for row, job in zip(found, jobs, strict=True):
             for (engine, _), future in zip(job.engines, waiting, strict=False):
-                if self.budget.is_over():
-                    future.cancel()
-                else:
+                if not self.budget.is_over() or is_done(future):
                     row[engine.name] = future.result()
         return found
 
@@ -278,25 +290,32 @@ class Tuner:
     def _made(self, engine: Engine, candidate: Candidate, order: Future[Decline | None] | None) -> Built | Tried:
         """A plan built here, after whoever began to build it elsewhere is done."""
         if order is not None and not order.cancel():
+            while not wait([order], LOOK_S).done:
+                if self.budget.is_over():
+                    raise CancelledError
             fault = order.result()
             if self._is_closed:
-                return Tried(candidate, "slower", "not built")
+                raise CancelledError
             if fault is not None:
                 return failed(candidate, fault)
         return built(engine, candidate, self._device, self._limits, self._prober)
 
-    def _shower(self, pattern: str, number: int, total: int) -> Callable[[str, float], None]:
-        def show(plan: str, best_us: float) -> None:
+    def _shower(
+        self, pattern: str, number: int, total: int, queues: Mapping[str, Queue]
+    ) -> Callable[[str, int, float], None]:
+        candidates = sum(len(queue.builds) for queue in queues.values())
+
+        def show(plan: str, candidate: int, best_us: float) -> None:
             if self._watcher is not None:
-                best = None if math.isinf(best_us) else best_us
-                self._watcher.show(Progress(pattern, number, total, plan, best, self.budget.left_s))
+                best, left = None if math.isinf(best_us) else best_us, self.budget.left_s
+                self._watcher.show(Progress(pattern, number, total, plan, candidate, candidates, best, left))
 
         return show
 
-    def _timed(self, job: Job, queues: dict[str, Queue], show: Callable[[str, float], None]) -> Outcome:
+    def _timed(self, job: Job, queues: dict[str, Queue], show: Callable[[str, int, float], None]) -> Outcome:
         """Runs, checks and times a job's plans.  Raises ContextLostError where one of them lost the device."""
         region = job.region
-        if self.budget.is_over():
+        if self.budget.is_over() and (self.budget.interrupted or not any(q.is_begun for q in queues.values())):
             for queue in queues.values():
                 queue.cancel()
             return Outcome(note=f"not timed: {self.budget.ending}")
@@ -311,16 +330,19 @@ class Tuner:
         try:
             floor = floor_us(region, self._device.target, self._policy.precision)
             referee = Referee(region, inputs, self._policy, rng)
-            with Ground(self._device) as ground:
-                contest = Contest(bench, referee, self.budget, ground, floor)
-                for engine, support in job.engines:
+            contest = Contest(bench, referee, self.budget, self._device, floor)
+            for engine, support in job.engines:
+                if engine.name in queues:
                     contest.run(queues[engine.name], engine.name, support, show)
-                tried, plans, refused = contest.finish()
+            contest.is_complete &= len(queues) == len(job.engines)
+            tried, plans, refused = contest.finish()
         finally:
             bench.close()
         outcome = judged(tried, plans, self._limits)
         outcome.refused.update(refused)
-        if not contest.is_compared:
+        if contest.lacking and not contest.is_timed:
+            outcome.note = f"not timed: {contest.lacking}"
+        elif not contest.is_compared:
             outcome.note = "numbers were not compared: too large for the definition, and one engine alone takes it"
         if not contest.is_complete:
             outcome.note = self.budget.ending
@@ -330,6 +352,17 @@ class Tuner:
             by_engine = {e.name: tried.get(e.name, ()) for e, _ in job.engines}
             self._memory.keep(region, Found(by_engine, refused, outcome.note))
         return outcome
+
+
+def batched(indices: list[int], first: int, most: int = BATCH) -> list[list[int]]:
+    """The same numbers in batches, of which each has as many as all before it together, but no more than `most`."""
+    found: list[list[int]] = []
+    start, size = 0, first
+    while start < len(indices):
+        found.append(indices[start : start + size])
+        start += size
+        size = min(most, start)
+    return found
 
 
 def hopeless(job: Job) -> set[str]:

@@ -1,7 +1,8 @@
 """What plans and whole schedules take on a device: medians of event-timed launches of captured graphs, caches cold.
 
 Inputs and outputs come in several sets that are used in turn, so that what a run reads is not in the cache, and what is
-left there of small sets is written over before each launch.
+left there of small sets is written over before each launch.  All memory for that is counted: where a limit leaves no
+room, there are fewer sets and nothing is written over.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from statistics import median
 from typing import Any
@@ -16,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import MEMORY_ALIGNMENT, Bench, Device, DevicePlan, HostPlan, Timing, aligned
-from graphdnn.errors import ContextLostError, ExecutionError, OutOfMemoryError
+from graphdnn.engines.contract import Bench, Device, DevicePlan, HostPlan, Timing, aligned
+from graphdnn.errors import ContextLostError, ExecutionError, TuningMemoryError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import empty, in_memory_order
+from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.device import CudaDevice, HostDevice
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Place, Schedule
@@ -51,60 +54,101 @@ POISON = 0xFF
 
 
 class CudaTimer:
-    """Times plans on a stream of ours, with at most `memory` bytes for their data; None is no limit."""
+    """Times plans on a stream of ours, with at most `memory` bytes of the device in all; None is no limit."""
 
     def __init__(self, device: CudaDevice, memory: int | None = None) -> None:
         self._device = device
         self._memory = memory
+        self._warm = 0
+
+    @property
+    def effects(self) -> tuple[str, ...]:
+        """What the limit did to the times, a sentence each."""
+        if not self._warm:
+            return ()
+        return (
+            f"tuning_memory={self._memory} leaves no room to empty a cache of {self._device.target.l2_bytes} bytes "
+            f"between runs; regions timed with what earlier runs had left in it: {self._warm}",
+        )
 
     def bench(self, region: Region, inputs: Sequence[Array]) -> Bench | Decline:
         """Sets of the region's tensors, the inputs filled with these arrays.  Declines where one set does not fit.
         Raises ContextLostError."""
-        one = sum(v.type.span_bytes + MEMORY_ALIGNMENT for v in (*region.inputs, *region.outputs))
-        if self._memory is not None and one > self._memory:
-            return Decline(Code.OPTION, f"one set of its tensors takes {one} bytes; tuning_memory is {self._memory}")
-        count = min(MOST_SETS, max(1, math.ceil(2 * self._device.target.l2_bytes / max(one, 1))))
-        if self._memory is not None:
-            count = min(count, max(1, self._memory // max(one, 1)))
+        starts, span = packed(region)
+        if self._memory is not None and span > self._memory:
+            return Decline(Code.OPTION, f"one set of its tensors takes {span} bytes; tuning_memory is {self._memory}")
+        count, is_written_over, is_warm = room_for(span, self._device.target.l2_bytes, self._memory)
         try:
-            return CudaBench(self._device, region, inputs, count, self._memory)
+            bench = CudaBench(self._device, region, inputs, starts, span, count, is_written_over, self._memory)
         except ContextLostError:
             raise
         except ExecutionError as error:
             return Decline(Code.TRANSIENT, f"its tensors do not fit on the device: {error}")
+        self._warm += is_warm
+        return bench
 
     def whole(self, placed: Schedule) -> float:
-        """Microseconds of one run of a whole schedule, captured as one graph.  Raises ExecutionError."""
-        needed = placed.peak_bytes
+        """Microseconds of one run of a whole schedule, captured as one graph.  Raises ExecutionError, below it
+        TuningMemoryError."""
+        needed = run_bytes(placed)
         if self._memory is not None and needed > self._memory:
-            raise OutOfMemoryError(f"a whole run takes {needed} bytes; tuning_memory is {self._memory}")
+            raise TuningMemoryError(f"a whole run takes {needed} bytes; tuning_memory is {self._memory}")
         return ScheduleRun(self._device, placed).measure()
 
 
+def packed(region: Region) -> tuple[list[int], int]:
+    """Where each tensor of the region starts within one piece of memory, inputs first, and the bytes of all."""
+    # Views may start anywhere, and a plan may run another kernel then.
+    shifts = [a if a < ALIGNMENT else 0 for a in region.alignments]
+    shifts += [0] * len(region.outputs)
+    types = [v.type for v in (*region.inputs, *region.outputs)]
+    sizes = [t.span_bytes + s for t, s in zip(types, shifts, strict=True)]
+    *starts, span = accumulate(map(aligned, sizes), initial=0)
+    return [a + b for a, b in zip(starts, shifts, strict=True)], max(1, span)
+
+
+def room_for(span: int, cache: int, memory: int | None) -> tuple[int, bool, bool]:
+    """How many sets of `span` bytes there are, whether the cache is written over by a buffer of its size beside them,
+    and whether runs find in it what earlier ones left.
+
+    Of a limited memory one set takes what it needs; more sets, and the buffer, share half of it: the rest is left for
+    the scratch of plans, which nobody knows yet.
+    """
+    count = min(MOST_SETS, max(1, math.ceil(2 * cache / span)))
+    is_small = count * span < 2 * cache
+    room = math.inf if memory is None else memory // 2
+    few = min(RUNS, count)  # of so many each is used once in a launch
+    if count * span + is_small * cache <= room:
+        return count, is_small, False
+    if few * span + cache <= room:
+        return min(count, int(room - cache) // span), True, False
+    return max(1, min(count, int(room) // span)), False, cache > 0
+
+
 class CudaBench:
-    """One region's tensors on the device, in `count` sets."""
+    """One region's tensors on the device, in `count` sets of `span` bytes, and what writes over the cache."""
 
     def __init__(
-        self, device: CudaDevice, region: Region, inputs: Sequence[Array], count: int, memory: int | None
+        self,
+        device: CudaDevice,
+        region: Region,
+        inputs: Sequence[Array],
+        starts: Sequence[int],
+        span: int,
+        count: int,
+        is_written_over: bool,
+        memory: int | None,
     ) -> None:
         self._device = device
         self._outputs = region.outputs
-        # Views may start anywhere, and a plan may run another kernel then.
-        shifts = [a if a < ALIGNMENT else 0 for a in region.alignments]
-        shifts += [0] * len(region.outputs)
-        types = [v.type for v in (*region.inputs, *region.outputs)]
-        sizes = [t.span_bytes + s for t, s in zip(types, shifts, strict=True)]
         # One piece of memory: to ask for each tensor's, and to give it back, takes longer than to time a plan.
-        *starts, span = accumulate(map(aligned, sizes), initial=0)
-        small = count * span < 2 * device.target.l2_bytes
-        self._left = None if memory is None else memory - count * span
-        self._memory = device.allocate(max(1, count * span))
+        self._memory = device.allocate(count * span)
         first = self._memory.handle
-        self._sets = [
-            [first + turn * span + a + b for a, b in zip(starts, shifts, strict=True)] for turn in range(count)
-        ]
-        self._flush = device.allocate(device.target.l2_bytes) if small else None
-        self._workspace = device.allocate(1)
+        self._sets = [[first + turn * span + start for start in starts] for turn in range(count)]
+        self._flush = device.allocate(device.target.l2_bytes) if is_written_over else None
+        self._workspace: Memory | None = None
+        held = self._memory.nbytes + (self._flush.nbytes if self._flush is not None else 0)
+        self._left = None if memory is None else memory - held
         self._arrays = [empty(v.type) for v in region.outputs]
         with device:
             self._fill(inputs, [v.type for v in region.inputs])
@@ -143,14 +187,17 @@ class CudaBench:
             run(sets[0], device.stream, workspace)
             first = self._timed(lambda: run(sets[0], device.stream, workspace))
             if first > HOPELESS * best_us + UNCAPTURED_US:
-                return Timing(first, is_dropped=True)
+                once = device.capture(lambda stream: run(sets[0], stream, workspace))
+                return Timing(first, is_dropped=True, kernels=once.kernels)
             runs = max(1, min(max(RUNS, len(sets)), int(GRAPH_US / max(first, 1.0))))
 
             def issue(stream: int) -> None:
                 for turn in range(runs):
                     run(sets[turn % len(sets)], stream, workspace)
 
-            return sampled(device, device.capture(issue).launch, runs, best_us, self._clear)
+            graph = device.capture(issue)
+            timing = sampled(device, graph.launch, runs, best_us, self._clear)
+            return replace(timing, kernels=graph.kernels // runs)
 
     def _timed(self, work: Callable[[], None]) -> float:
         device = self._device
@@ -167,19 +214,32 @@ class CudaBench:
             self._device.fill(self._flush.handle, 0, self._flush.nbytes, self._device.stream)
 
     def _scratch(self, plan: DevicePlan | HostPlan) -> int:
-        """Address of the plan's scratch memory.  Raises OutOfMemoryError where there is not so much."""
+        """Address of the plan's scratch memory.  Raises TuningMemoryError where the limit leaves less, and
+        OutOfMemoryError where the device has less."""
         needed = device_plan(plan).workspace_bytes
         if self._left is not None and needed > self._left:
-            left = max(0, self._left)
-            raise OutOfMemoryError(f"it takes {needed} bytes of scratch, and tuning_memory leaves {left}")
-        if needed > self._workspace.nbytes:
-            self._workspace.close()
+            raise TuningMemoryError(f"it takes {needed} bytes of scratch, and tuning_memory leaves {self._left}")
+        if not needed:
+            return self._memory.handle
+        if self._workspace is None or needed > self._workspace.nbytes:
+            if self._workspace is not None:  # before there is another
+                self._workspace.close()
+                self._workspace = None
             self._workspace = self._device.allocate(needed)
-        return int(self._workspace.handle)
+        return self._workspace.handle
 
     def close(self) -> None:
-        for buffer in (self._memory, self._workspace, *([self._flush] if self._flush else [])):
-            buffer.close()
+        for buffer in (self._memory, self._workspace, self._flush):
+            if buffer is not None:
+                buffer.close()
+
+
+def run_bytes(placed: Schedule) -> int:
+    """Bytes that ScheduleRun asks for: its tensors lie in memory as their strides have it."""
+    graph = placed.graph
+    types = [v.type for v in (*graph.inputs.values(), *graph.constants.values(), *graph.states.values())]
+    types += [graph.output_type(name) for name in graph.outputs]
+    return placed.arena_bytes + sum(t.span_bytes for t in types)
 
 
 class ScheduleRun:
@@ -257,7 +317,9 @@ def sampled(
 
 
 class HostTimer:
-    """Times plans in host memory by the clock."""
+    """Times plans in host memory by the clock; no limit on a device's memory has an effect on that."""
+
+    effects: tuple[str, ...] = ()
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from graphdnn import compiler, session
 from graphdnn.answer import Decline
 from graphdnn.engines import tune
+from graphdnn.engines.budget import Budget
 from graphdnn.engines.choose import Desk
 from graphdnn.engines.pool import Pool
 from graphdnn.ir.region import Region
@@ -84,8 +86,12 @@ def test_nobody_waits_for_orders_that_will_not_be_built(
     monkeypatch.setattr(tune, "WORTH", 1)
     threading.Timer(5.0, lambda: workshop.closed or workshop.close()).start()  # what waits must not wait for ever
 
-    def interrupt(self: Pool, futures: object) -> None:
-        raise KeyboardInterrupt
+    settle = Pool.settle
+
+    def interrupt(self: Pool, futures: Sequence[Future[Any]]) -> None:
+        if workshop.orders:
+            raise KeyboardInterrupt
+        settle(self, futures)  # what the engines propose
 
     monkeypatch.setattr(Pool, "settle", interrupt)
     engine = Scripted("one", {"a": Act(30), "b": Act(12)}, clock)
@@ -95,6 +101,24 @@ def test_nobody_waits_for_orders_that_will_not_be_built(
         compiled(double())
     assert time.monotonic() - begun < 4
     assert (workshop.closed, len(workshop.orders), engine.built) == (1, 2, [])
+
+
+def test_a_budget_waits_for_no_child(
+    desks: list[Desk], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads wait for a child that never comes to an end when the budget is spent."""
+    workshop = Slow()
+    monkeypatch.setattr(session, "Workshop", lambda *_: workshop)
+    monkeypatch.setattr(session, "Budget", Budget)
+    monkeypatch.setattr(tune, "WORTH", 1)
+    threading.Timer(5.0, lambda: workshop.closed or workshop.close()).start()
+    engine = Scripted("one", {"a": Act(30), "b": Act(12)}, clock)
+    with_engines(engine)
+    begun = time.monotonic()
+    report = compiled(double(), tuning_budget_s=0.3).report
+    assert time.monotonic() - begun < 2
+    assert (report.regions[0].plan, report.regions[0].measured_us, engine.built) == ("a", None, ["a"])
+    assert (workshop.closed, len(workshop.orders)) == (1, 2)
 
 
 def test_what_is_to_be_closed_is_closed_whatever_goes_wrong(

@@ -46,6 +46,28 @@ class ClockedDevice(FakeDevice):
         super().fill(target, byte, nbytes, stream)
 
 
+class RecordingDevice(ClockedDevice):
+    """Keeps the largest sum of what was allocated at one time since `begin`, what was there before not counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin()
+
+    def begin(self) -> None:
+        self.most = 0
+        self._sizes: dict[int, int] = {}
+
+    def _take(self, nbytes: int) -> int:
+        handle = super()._take(nbytes)
+        self._sizes[handle] = nbytes
+        self.most = max(self.most, sum(self._sizes.values()))
+        return handle
+
+    def _free(self, handle: int) -> None:
+        super()._free(handle)
+        self._sizes.pop(handle, None)
+
+
 class ClockedPlan(FakePlan):
     """Takes `times` microseconds in turn, the last one again and again, and remembers where it worked."""
 

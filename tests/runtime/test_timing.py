@@ -11,16 +11,16 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.answer import Decline
-from graphdnn.engines.contract import MEMORY_ALIGNMENT, Timing
+from graphdnn.engines.contract import Timing, aligned
 from graphdnn.engines.reference import ReferencePlan
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ExecutionError, OutOfMemoryError, TuningMemoryError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import channels_last
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.schedule import Step, schedule
-from graphdnn.runtime.timing import MOST_SETS, CudaTimer, HostTimer, clocked, timer_for
-from tests.runtime.clocked import L2, ClockedDevice, ClockedPlan
+from graphdnn.runtime.timing import MOST_SETS, RUNS, CudaTimer, HostTimer, clocked, timer_for
+from tests.runtime.clocked import L2, ClockedDevice, ClockedPlan, RecordingDevice
 from tests.runtime.fake import fake_steps, laid_out
 
 
@@ -124,18 +124,88 @@ def test_of_a_slow_plan_a_graph_holds_few_runs(device: ClockedDevice) -> None:
     assert len(plan.seen) < 12
 
 
-def test_memory_for_timing_is_bounded(device: ClockedDevice) -> None:
+def test_what_has_no_room_for_one_set_is_declined_with_the_bytes_it_needs(device: ClockedDevice) -> None:
     one = region(128)
-    total = sum(v.type.span_bytes + MEMORY_ALIGNMENT for v in (*one.inputs, *one.outputs))
+    total = sum(aligned(v.type.span_bytes) for v in (*one.inputs, *one.outputs))
     declined = CudaTimer(device, total - 1).bench(one, arrays(one))  # type: ignore[arg-type]
     assert isinstance(declined, Decline)
-    assert "tuning_memory" in declined.reason
-    tight = bench(device, one, 2 * total)
-    plan = ClockedPlan(one, device, 5.0)
-    tight.measure(plan, math.inf)
-    assert len(dict.fromkeys(plan.seen)) == 2
-    with pytest.raises(ExecutionError, match="tuning_memory leaves"):
-        tight.measure(ClockedPlan(one, device, 5.0, workspace_bytes=4000), math.inf)
+    assert declined.reason == f"one set of its tensors takes {total} bytes; tuning_memory is {total - 1}"
+    assert device.allocations == 0
+
+
+@pytest.mark.parametrize("rows", [1, 128, 2048])
+@pytest.mark.parametrize("sets", [1, 3, 4, 9, 40, 400])
+def test_memory_for_timing_is_bounded(rows: int, sets: int) -> None:
+    """Sets of tensors and what empties the cache take half of it where more than one set is there; scratch the rest."""
+    device, one = RecordingDevice(), region(rows)
+    total = sum(aligned(v.type.span_bytes) for v in (*one.inputs, *one.outputs))
+    own = bench(device, one, sets * total)
+    held = device.most
+    assert held <= max(total, sets * total // 2)
+    plan = ClockedPlan(one, device, 5.0, workspace_bytes=sets * total - held)
+    own.results(plan)
+    own.measure(plan, math.inf)
+    own.measure(ClockedPlan(one, device, 5.0, workspace_bytes=(sets * total - held) // 2), math.inf)
+    assert len(dict.fromkeys(plan.seen)) <= sets
+    assert device.most == sets * total
+    needed = sets * total - held + 1
+    with pytest.raises(
+        TuningMemoryError, match=f"takes {needed} bytes of scratch, and tuning_memory leaves {needed - 1}"
+    ):
+        own.measure(ClockedPlan(one, device, 5.0, workspace_bytes=needed), math.inf)
+
+
+def test_the_timer_says_where_the_cache_is_not_emptied(device: ClockedDevice) -> None:
+    one = region(1)
+    span = sum(aligned(v.type.span_bytes) for v in (*one.inputs, *one.outputs))
+    for memory, is_warm in (
+        (None, False),
+        (2 * (L2 + MOST_SETS * span), False),
+        (2 * (L2 + RUNS * span), False),
+        (2 * (L2 + RUNS * span) - 2, True),
+        (span, True),
+    ):
+        timer, plan = CudaTimer(device, memory), ClockedPlan(one, device, 1.0)  # type: ignore[arg-type]
+        own = timer.bench(one, arrays(one))
+        assert not isinstance(own, Decline)
+        device.fills = 0
+        own.measure(plan, math.inf)
+        assert (device.fills == 0) is is_warm
+        # Where the cache is emptied, every run of a launch has a set of its own.
+        assert is_warm or len(dict.fromkeys(plan.seen)) >= RUNS
+        assert len(timer.effects) == is_warm
+        for told in timer.effects:
+            assert told.startswith(f"tuning_memory={memory} leaves no room to empty a cache of {L2} bytes")
+            assert told.endswith("left in it: 1")
+
+
+def test_scratch_that_the_device_does_not_have_leaves_that_of_others(
+    device: ClockedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = region()
+    own = bench(device, one)
+    own.measure(ClockedPlan(one, device, 5.0, workspace_bytes=700), math.inf)
+    with monkeypatch.context() as full:
+
+        def allocate(nbytes: int) -> None:
+            raise OutOfMemoryError(f"no {nbytes} bytes")
+
+        full.setattr(device, "allocate", allocate)
+        with pytest.raises(OutOfMemoryError):
+            own.measure(ClockedPlan(one, device, 5.0, workspace_bytes=9000), math.inf)
+    assert own.measure(ClockedPlan(one, device, 5.0, workspace_bytes=600), math.inf).us == 5.0
+
+
+def test_kernels_are_those_of_one_run(device: ClockedDevice) -> None:
+    class Double(ClockedPlan):
+        def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
+            super().enqueue(addresses, stream, workspace)
+            super().enqueue(addresses, stream, workspace)
+
+    one = region()
+    own = bench(device, one)
+    assert own.measure(Double(one, device, 5.0), math.inf).kernels == 2
+    assert own.measure(Double(one, device, 5000.0), 1.0) == Timing(10000.0, is_dropped=True, kernels=2)
 
 
 def test_closing_gives_the_memory_back(device: ClockedDevice) -> None:
