@@ -85,6 +85,10 @@ LARGEST_RANK = 32
 LARGEST_SIZE = 2**48
 """Elements of a tensor; more fits no machine, and products of extents stay exact in 64 bits."""
 
+LARGEST_SPAN = 2**40
+"""Elements between the first and the last one under declared strides, gaps included: memory that only its gaps make
+larger than any device's is a slip of the pen."""
+
 
 def as_dtype(spec: object, who: str = "") -> DType:
     """The DType that a DType, a name or a numpy data type stands for.  Raises GraphError, naming `who` where it is

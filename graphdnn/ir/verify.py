@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.types import LARGEST_SPAN
 
 
 def names_are_unique(graph: Graph) -> None:
@@ -70,6 +71,17 @@ def output_strides_fit(graph: Graph) -> None:
             )
 
 
+def declared_strides_span_memory(graph: Graph) -> None:
+    declared = {f"input {name}": value.type for name, value in graph.inputs.items()}
+    declared |= {f"output {name}": graph.output_type(name) for name in graph.output_strides}
+    for who, type in declared.items():
+        if type.extent > max(type.size, LARGEST_SPAN):
+            raise GraphError(
+                f"{who} of type {type.with_strides(None)} has strides {type.layout}, which spread its elements over "
+                f"{type.extent}; at most 2**40 are possible"
+            )
+
+
 def there_is_an_output(graph: Graph) -> None:
     if not graph.outputs and not graph.updates:
         raise GraphError(f"graph {graph.name} has no outputs; at least one is needed")
@@ -82,6 +94,7 @@ INVARIANTS: tuple[Callable[[Graph], None], ...] = (
     types_are_inferred,
     updates_fit_their_states,
     output_strides_fit,
+    declared_strides_span_memory,
 )
 """Cheapest first; a later one may rely on the earlier ones."""
 

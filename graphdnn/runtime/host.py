@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn.engines.contract import HostPlan
-from graphdnn.errors import ExecutionError
+from graphdnn.errors import ExecutionError, OutOfMemoryError
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Node, Value
@@ -40,6 +40,18 @@ class HostGraph:
                 self.dying[number].append(value)
 
 
+def room(graph: Graph, name: str) -> Array:
+    """An array for an output.  Raises OutOfMemoryError naming it where there is no memory for it."""
+    type = graph.output_type(name)
+    try:
+        return empty(type)
+    except MemoryError:
+        raise OutOfMemoryError(
+            f"output {name} of graph {graph.name} takes {type.extent * type.dtype.itemsize} bytes as it is declared; "
+            "there is not so much memory"
+        ) from None
+
+
 class HostContext:
     """The states of one context, and calls on them, one at a time."""
 
@@ -58,7 +70,7 @@ class HostContext:
         """Outputs in arrays of their own, with the declared strides."""
         graph = self._loaded.graph
         results = self.compute(self.read(inputs))
-        fresh = {name: empty(graph.output_type(name)) for name in graph.outputs}
+        fresh = {name: room(graph, name) for name in graph.outputs}
         for name, array in fresh.items():
             np.copyto(array, results[name])
         return fresh
@@ -107,7 +119,7 @@ class HostContext:
         graph = self._loaded.graph
         check_open(self.lock)
         arrays = self.read(inputs)
-        targets: dict[str, Any] = {name: empty(graph.output_type(name)) for name in graph.outputs}
+        targets: dict[str, Any] = {name: room(graph, name) for name in graph.outputs}
         written = dict(targets)
         taken = {f"input {name}": array for name, array in arrays.items()}
         for name, given in (outputs or {}).items():

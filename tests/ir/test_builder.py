@@ -179,6 +179,15 @@ CULPRITS = {
         {"y": g.relu(x)}, strides={"y": (1,)}
     ),
     "output y: strides are (3, -1); 2 numbers": lambda g, x: g.build({"y": g.relu(x)}, strides={"y": (3, -1)}),
+    "output y of type f32[2x3] has strides (1099511627776, 1), which spread its elements over 1099511627779; at most": (
+        lambda g, x: g.build({"y": g.relu(x)}, strides={"y": (2**40, 1)})
+    ),
+    "output y of type f32[2x3] has strides (4, 18446744073709551616), which": (
+        lambda g, x: g.build({"y": g.relu(x)}, strides={"y": (4, 2**64)})
+    ),
+    "input far of type f32[2x3] has strides (1099511627776, 1), which spread its elements": lambda g, x: g.build(
+        {"y": g.input("far", (2, 3), gd.float32, strides=(2**40, 1))}
+    ),
     "mul: 1.5 is not a whole number but the other operand is int32; cast it first; its operands are %count, 1.5": (
         lambda g, x: g.input("count", (3,), gd.int32) * 1.5
     ),
@@ -196,3 +205,10 @@ def test_a_refusal_names_the_culprit(message: str) -> None:
     with pytest.raises(gd.GraphError) as refusal:
         CULPRITS[message](g, x)
     assert str(refusal.value).startswith(message)
+
+
+def test_large_strides_of_short_axes_and_large_dense_tensors_are_allowed() -> None:
+    g = gd.GraphBuilder("r")
+    x, wide = g.input("x", (1, 3), gd.float32), g.input("wide", (2**21, 2**21), gd.int8)
+    graph = g.build({"y": g.relu(x), "z": wide}, strides={"y": (2**50, 1), "z": (1, 2**21)})
+    assert graph.output_type("z").extent == 2**42
