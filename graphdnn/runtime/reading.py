@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from operator import index
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from graphdnn.runtime.arrays import DeviceArray
 from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import stream_handle
+
+Answer = TypeVar("Answer")
 
 
 class Source:
@@ -66,9 +69,9 @@ def read(array: Any, stream: int, device: CudaDevice | None) -> Source:
             array._address, type.shape, type.layout, type.dtype, type.dtype.name, dlpack.CUDA, array._device.ordinal
         )
         return Source(where, array._memory)
-    if hasattr(array, "__dlpack__"):
+    if offered(array, "__dlpack__") is not None:
         return read_dlpack(array, stream)
-    interface = getattr(array, "__cuda_array_interface__", None)
+    interface = offered(array, "__cuda_array_interface__")
     if interface is not None:
         return read_interface(array, interface, stream, device)
     raise TypeError(
@@ -76,12 +79,28 @@ def read(array: Any, stream: int, device: CudaDevice | None) -> Source:
     )
 
 
+def asked(array: Any, protocol: str, question: Callable[[], Answer]) -> Answer:
+    """What a producer answers.  Raises TypeError with whatever it raises instead: its code is anybody's."""
+    try:
+        return question()
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise TypeError(
+            f"a {type_name(array)} that cannot be read; one that gives its memory by {protocol} is needed: {said}"
+        ) from error
+
+
+def offered(array: Any, attribute: str) -> Any:
+    """The attribute by which an array speaks a protocol, None where it does not."""
+    return asked(array, attribute, lambda: getattr(array, attribute, None))
+
+
 def read_numpy(array: Array) -> Source:
     try:
         dtype: DType | None = as_dtype(array.dtype)
     except GraphError:
         dtype = None
-    size = array.itemsize
+    size = array.itemsize or 1  # elements of no bytes are of no type of ours, whatever their strides
     whole = all(s % size == 0 for s in array.strides)  # a field of a structured array may step by parts of an element
     strides = tuple(s // size for s in array.strides) if whole else None
     name, read_only = str(array.dtype), not array.flags.writeable
@@ -90,13 +109,27 @@ def read_numpy(array: Array) -> Source:
 
 
 def read_dlpack(array: Any, stream: int) -> Source:
-    kind, _ = array.__dlpack_device__()
-    wanted = stream if kind in dlpack.ON_CUDA else None
+    device_of = offered(array, "__dlpack_device__")
+    if device_of is None:
+        raise TypeError(f"a {type_name(array)} with __dlpack__ and no __dlpack_device__; both are needed")
+    found = asked(array, "DLPack", device_of)
+    if not isinstance(found, tuple | list) or len(found) != 2 or not all(hasattr(n, "__index__") for n in found):
+        raise TypeError(
+            f"a {type_name(array)} whose __dlpack_device__ gives {found!r}; a pair of whole numbers is needed"
+        )
+    wanted = stream if found[0] in dlpack.ON_CUDA else None
+
+    def exported() -> object:
+        try:
+            return array.__dlpack__(stream=wanted, max_version=dlpack.VERSION)
+        except TypeError:  # a producer from before version 1.0 knows no max_version
+            return array.__dlpack__(stream=wanted)
+
+    capsule = asked(array, "DLPack", exported)
     try:
-        capsule = array.__dlpack__(stream=wanted, max_version=dlpack.VERSION)
-    except TypeError:  # a producer from before version 1.0 knows no max_version
-        capsule = array.__dlpack__(stream=wanted)
-    where = dlpack.describe(capsule)
+        where = dlpack.describe(capsule)
+    except ValueError as error:
+        raise TypeError(f"a {type_name(array)} whose __dlpack__ gives {error}") from None
     if where.kind not in dlpack.ON_HOST and where.kind not in dlpack.ON_CUDA:
         raise TypeError(f"a {type_name(array)} in DLPack memory of kind {where.kind}; CPU or CUDA memory is needed")
     if where.kind in dlpack.ON_CUDA or where.dtype is None:
@@ -105,30 +138,60 @@ def read_dlpack(array: Any, stream: int) -> Source:
     return Source(where, capsule, view)
 
 
+class Entries(NamedTuple):
+    """What a CUDA array interface says, as Python's numbers; strides in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    element: np.dtype[Any]
+    address: int
+    read_only: bool
+    producer: int | None
+
+    @staticmethod
+    def of(interface: Mapping[str, Any]) -> Entries:
+        """Raises whatever the first entry that is missing or none of its kind leads to."""
+        for name in ("shape", "typestr", "data"):
+            if name not in interface:
+                raise ValueError(f"there is no entry {name}")
+        strides, producer = interface.get("strides"), interface.get("stream")
+        address, read_only = interface["data"]
+        return Entries(
+            tuple(index(n) for n in interface["shape"]),
+            None if strides is None else tuple(index(s) for s in strides),
+            np.dtype(interface["typestr"]),
+            index(address),
+            bool(read_only),
+            None if producer is None else index(producer),
+        )
+
+
 def read_interface(array: Any, interface: Mapping[str, Any], stream: int, device: CudaDevice | None) -> Source:
     """Version 2 and 3 of the CUDA array interface; version 3 names the stream that the data is ready on."""
+    if not isinstance(interface, Mapping):
+        raise TypeError(
+            f"a {type_name(array)} whose __cuda_array_interface__ is a {type_name(interface)}; a mapping is needed"
+        )
     if interface.get("mask") is not None:
         raise TypeError(f"a {type_name(array)} with a mask; a plain array is needed")
-    producer = interface.get("stream")
-    if producer is not None and device is not None and stream_handle(producer) != stream:
-        ready = device.event()
-        device.record(ready, stream_handle(producer))
-        device.wait(stream, ready)
-    name = np.dtype(interface["typestr"])
+    found = asked(array, "__cuda_array_interface__", lambda: Entries.of(interface))
+    size = found.element.itemsize or 1
+    if found.strides is not None and any(s % size for s in found.strides):
+        raise TypeError(
+            f"a {type_name(array)} with strides of {found.strides} bytes; whole elements of {size} are needed"
+        )
     try:
-        dtype: DType | None = as_dtype(name)
+        dtype: DType | None = as_dtype(found.element)
     except GraphError:
         dtype = None
-    strides = interface.get("strides")
-    if strides is not None and any(s % name.itemsize for s in strides):
-        raise TypeError(
-            f"a {type_name(array)} with strides of {tuple(strides)} bytes; whole elements of {name.itemsize} are needed"
-        )
-    steps = None if strides is None else tuple(s // name.itemsize for s in strides)
-    ordinal = device.ordinal_of(interface["data"][0]) if device is not None else 0
-    address, read_only = interface["data"]
+    if found.producer is not None and device is not None and stream_handle(found.producer) != stream:
+        ready = device.event()
+        device.record(ready, stream_handle(found.producer))
+        device.wait(stream, ready)
+    steps = None if found.strides is None else tuple(s // size for s in found.strides)
+    ordinal = device.ordinal_of(found.address) if device is not None else 0
     where = dlpack.Description(
-        address, tuple(interface["shape"]), steps, dtype, str(name), dlpack.CUDA, ordinal, read_only
+        found.address, found.shape, steps, dtype, str(found.element), dlpack.CUDA, ordinal, found.read_only
     )
     return Source(where, array)
 
@@ -173,9 +236,7 @@ def read_checked(who: str, array: Any, type: TensorType, stream: int, device: Cu
     try:
         source = read(array, stream, device)
     except (TypeError, ValueError) as error:
-        raise ExecutionError(f"{who} is {error}") from None
-    except (BufferError, RuntimeError) as error:
-        raise ExecutionError(f"{who} is a {type_name(array)} that cannot be read: {error}") from None
+        raise ExecutionError(f"{who} is {error}") from error.__cause__
     if source.dtype != type.dtype:
         raise ExecutionError(f"{who} is {source.element}; {type.dtype} is needed")
     if source.shape != type.shape:

@@ -140,7 +140,15 @@ def test_a_taken_capsule_and_other_things_are_refused() -> None:
 
 
 REFUSED = [
-    (torch.zeros((3, 5), requires_grad=True), "input x is a torch.Tensor that cannot be read: .*grad.*"),
+    (
+        torch.zeros((3, 5), requires_grad=True),
+        r"input x is a torch.Tensor that cannot be read; one that gives its memory by DLPack is needed: .*detach\(\)",
+    ),
+    (
+        torch.empty((3, 5), device="meta"),
+        "input x is a torch.Tensor that cannot be read; one that gives its memory by DLPack is needed: .*meta.*",
+    ),
+    (np.zeros((3, 5), "V0"), r"input x is \|V0; float32 is needed"),
     (torch.zeros((3, 5), dtype=torch.complex64), "input x is DLPack type 5 of 64 bits and 1 lanes; float32 is needed"),
     (torch.zeros((3, 5), dtype=torch.int16), "input x is DLPack type 0 of 16 bits and 1 lanes; float32 is needed"),
     (torch.zeros((3, 5), dtype=torch.float64), "input x is float64; float32 is needed"),
