@@ -91,7 +91,7 @@ class Contest:
                     tried.append(Tried(candidate, "slower", f"not timed: {self._budget.ending}"))
                     continue
                 show(f"{engine} {candidate.name}", self._seen, self._best_us)
-                self._one(finished(candidate, future), tried)
+                self._one(self._finished(candidate, future), tried)
         tried += [Tried(c, "slower", "its engine ranks it lower; not timed") for c in queue.rest]
 
     def _may_time(self, future: Future[Built | Tried]) -> bool:
@@ -172,19 +172,18 @@ class Contest:
         """Results of plans that were not timed."""
         heard: list[Finding] = []
         for candidate, future in self._witnesses:
-            one = finished(candidate, future)
+            one = self._finished(candidate, future)
             found = self._computed(one) if isinstance(one, Built) else one
             if isinstance(found, Finding):
                 heard.append(found)
             else:  # it was not to be chosen anyway
                 self.is_repeatable &= not found.is_transient
-                self.is_complete &= not self._budget.is_over()
         return heard
 
-
-def finished(candidate: Candidate, future: Future[Built | Tried]) -> Built | Tried:
-    """A plan once it is built."""
-    try:
-        return future.result()
-    except CancelledError:
-        return Tried(candidate, "slower", "not built")
+    def _finished(self, candidate: Candidate, future: Future[Built | Tried]) -> Built | Tried:
+        """A plan once it is built."""
+        try:
+            return future.result()
+        except CancelledError:
+            self.is_complete = False
+            return Tried(candidate, "slower", f"not built: {self._budget.ending}")

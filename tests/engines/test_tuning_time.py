@@ -3,7 +3,9 @@ built in time is timed."""
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ import graphdnn as gd
 from graphdnn import compiler, session
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.choose import Desk
+from graphdnn.engines.tune import Progress
+from graphdnn.progress import Line
 from graphdnn.report import CompileReport
 from tests.engines.compiled import compiled
 from tests.engines.scripted import Act, Clock, Scripted
@@ -126,3 +130,30 @@ def test_ctrl_c_keeps_what_is_known(clock: Clock, with_engines: Any) -> None:
     assert times(report) == [PLANS] * 8 + [0] * 8
     assert sorted(r.plan for r in report.regions) == ["p0"] * 8 + ["p9"] * 8
     assert len(slow.built) < 8 * PLANS + 60
+
+
+def test_the_bar_shows_region_candidates_best_and_budget(
+    clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Drawn(Line):
+        """Draws whatever it is told, which else happens some times a second."""
+
+        def show(self, progress: Progress) -> None:
+            super().show(progress)
+            self._bar.refresh()
+
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(session, "watcher", lambda wanted: Drawn())
+    slow = Scripted("late", {"s0": Act(20), "s1": Act(40)}, clock, estimated_us=20)
+    with_engines(engine(clock, 0.0), slow)
+    compiled(many(2), tuning_budget_s=100)
+    text = out.getvalue()
+    for number in range(1, PLANS + 3):
+        assert f"candidate {number} of {PLANS + 2}" in text
+    (last,) = [line for line in text.replace("\r", "\n").split("\n") if "late s1" in line and "1/2" in line][-1:]
+    for words in ("softmax", f"candidate {PLANS + 2} of {PLANS + 2}", "best 20.0 us", "s left", "late s1"):
+        assert words in last, last
