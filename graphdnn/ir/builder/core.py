@@ -14,7 +14,7 @@ from graphdnn.ir.graph import Graph, Payload, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.pointwise import Pointwise
-from graphdnn.ir.types import DType, TensorType, as_dtype
+from graphdnn.ir.types import Array, DType, TensorType, as_dtype, bfloat16
 from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size
 from graphdnn.spelling import counted
 
@@ -46,17 +46,24 @@ class BuilderCore:
         return self._writer.state(name, checked_type(f"state {name}", shape, dtype, None))
 
     def constant(self, array: Any, *, name: str | None = None) -> Value:
-        """A tensor with known content, from a numpy array (bfloat16 through ml_dtypes); it is copied."""
+        """A tensor with known content, from a numpy array (bfloat16 through ml_dtypes), a PyTorch tensor in host memory
+        or anything else that numpy makes an array of; it is copied.
+
+        Raises GraphError for what numpy cannot read, quoting why, and for types and shapes that a tensor cannot have.
+        """
+        who = f"constant {name or ''}".strip()
         try:
-            data = np.array(array, order="C", copy=True)
-        except ValueError as error:
-            raise GraphError(f"constant {name or ''}: {error}") from None
+            data = host_copy(array)
+        except Exception as error:  # of the array's own code, which is anybody's
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise GraphError(
+                f"{who} is a {type(array).__name__} that numpy cannot read; numbers in host memory are needed: {said}"
+            ) from error
         if data.dtype == np.float64 and not hasattr(array, "dtype"):
             data = data.astype(np.float32)
-        who = f"constant {name or ''}".strip()
-        type = checked_type(who, data.shape, as_dtype(data.dtype, who), None)
+        made = checked_type(who, data.shape, as_dtype(data.dtype, who), None)
         data.setflags(write=False)
-        return self._writer.constant(Payload(type, data), name)
+        return self._writer.constant(Payload(made, data), name)
 
     def build(
         self,
@@ -106,6 +113,16 @@ class BuilderCore:
             )
         if value.owner is None or value.owner() is not self:
             raise GraphError(f"{who} is {value}, which belongs to another builder than {self._writer.name}")
+
+
+def host_copy(array: Any) -> Array:
+    """A row-major copy.  PyTorch gives numpy no bfloat16, and widens it to floats of the same leading bits.
+
+    numpy looks before it copies: it warns about arrays, PyTorch's among them, that cannot copy themselves for it.
+    """
+    if str(getattr(array, "dtype", None)) == "torch.bfloat16":
+        return (np.asarray(array.float()).view(np.uint32) >> 16).astype(np.uint16, order="C").view(bfloat16.numpy)
+    return np.array(np.asarray(array), order="C", copy=True)
 
 
 def checked_type(who: str, shape: Sequence[int], dtype: DType, strides: Sequence[int] | None) -> TensorType:
