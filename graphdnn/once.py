@@ -17,13 +17,50 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
+class Waits:
+    """Which thread waits for which, in all of the process: work that waits for itself through others never ends."""
+
+    def __init__(self) -> None:
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Makes the lock anew; other threads are no more."""
+        self._lock = threading.Lock()
+        self._waiting: dict[int, tuple[Future[Any], int]] = {}
+
+    def begin(self, theirs: Future[Any], worker: int) -> bool:
+        """Notes that this thread waits for what `worker` does; False where that one waits for this thread already."""
+        me = threading.get_ident()
+        with self._lock:
+            last = worker
+            while last != me:
+                waited = self._waiting.get(last)
+                if waited is None or waited[0].done():  # it has what it waited for, and goes on once it is its turn
+                    self._waiting[me] = theirs, worker
+                    return True
+                last = waited[1]
+        return False
+
+    def end(self) -> None:
+        """This thread waits no longer."""
+        with self._lock:
+            self._waiting.pop(threading.get_ident(), None)
+
+
+WAITS = Waits()
+
+
 class Once:
     """Work in progress, by key.  Nothing is remembered once it is done.
 
-    `circular` is what is said of work that asks for its own result, which would never come.
+    `circular` says of a key what is wrong with work under it that asks for its own result, itself or through work of
+    other threads, which would never come.
     """
 
-    def __init__(self, circular: str = "work asked for its own result") -> None:
+    def __init__(
+        self, circular: Callable[[Any], str] = lambda key: f"work on {key!r} asked for its own result"
+    ) -> None:
         self._circular = circular
         self.renew()
         renew_in_children(self)
@@ -35,7 +72,7 @@ class Once:
 
     def __call__(self, key: Hashable, work: Callable[[], T]) -> T:
         """What `work` gives, or what another thread's work under the same key gives.  Raises what that raised, and
-        ExecutionError where `work` asks for its own key."""
+        ExecutionError where `work` asks for its own key or waits for work that does."""
         while True:
             with self._lock:
                 running = self._running.get(key)
@@ -44,12 +81,14 @@ class Once:
                     self._running[key] = mine, threading.get_ident()
                     break
             theirs, worker = running
-            if worker == threading.get_ident():
-                raise ExecutionError(self._circular)
+            if not WAITS.begin(theirs, worker):
+                raise ExecutionError(self._circular(key))
             try:
                 found: T = theirs.result()
             except CancelledError:  # whoever did it was interrupted, which is no answer for us
                 continue
+            finally:
+                WAITS.end()
             return found
         try:
             result = work()
@@ -75,7 +114,11 @@ class MakeOnce(Generic[K, V]):
     Threads that want the same entry wait for it, others go on meanwhile.  `circular` is as for `Once`.
     """
 
-    def __init__(self, max_entries: int, circular: str = "an entry asked for itself while it was made") -> None:
+    def __init__(
+        self,
+        max_entries: int,
+        circular: Callable[[K], str] = lambda key: f"the entry for {key!r} asked for itself while it was made",
+    ) -> None:
         self._max = max_entries
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._making = Once(circular)
@@ -106,7 +149,7 @@ class MakeOnce(Generic[K, V]):
     def get(self, key: K, make: Callable[[], V]) -> V:
         """The entry, made where there is none.  What `make` raises reaches everybody who waited for it.
 
-        Raises ExecutionError where `make` asks for the entry that it is making.
+        Raises ExecutionError where `make` asks for the entry that it is making, or waits for others that do.
         """
         known = self.find(key)
         if known is not None:

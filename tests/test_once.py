@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from graphdnn.errors import ExecutionError
-from graphdnn.once import MakeOnce, Once
+from graphdnn.once import MakeOnce, Once, Waits
 
 
 def test_one_thread_works_and_all_get_its_answer() -> None:
@@ -67,15 +67,67 @@ def test_an_interruption_is_nobody_elses_answer() -> None:
 
 
 @pytest.mark.parametrize("kind", [Once, lambda words: MakeOnce(2, words).get])
-def test_work_that_asks_for_its_own_result_is_told_so(kind: Callable[[str], Callable[..., object]]) -> None:
-    ask = kind("a function called itself")
+def test_work_that_asks_for_its_own_result_is_told_so(kind: Callable[..., Callable[..., object]]) -> None:
+    ask = kind(lambda key: f"{key} called itself")
 
     def work() -> object:
         return ask("other", lambda: ask("key", work))
 
-    with pytest.raises(ExecutionError, match="a function called itself"):
+    with pytest.raises(ExecutionError, match=r"^key called itself$"):
         ask("key", work)
     assert ask("key", lambda: 7) == 7
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_work_of_several_threads_that_waits_in_a_circle_is_told_so(length: int) -> None:
+    """Each thread works under its own key, in its own Once, and asks for the next one's: nobody would ever end."""
+    all_begun = threading.Barrier(length, timeout=10)
+    onces = [Once(lambda key: f"{key} leads back to itself") for _ in range(length)]
+
+    def work(number: int) -> object:
+        def ask() -> object:
+            all_begun.wait()
+            following = (number + 1) % length
+            return onces[following](following, lambda: pytest.fail("is being made"))
+
+        return onces[number](number, ask)
+
+    with ThreadPoolExecutor(length) as pool:
+        answers = [pool.submit(work, n) for n in range(length)]
+        said = [str(a.exception(10)) for a in answers]
+    assert len(set(said)) == 1, "one thread closes the circle, and its failure reaches the others"
+    assert said[0].endswith(" leads back to itself")
+    assert [once(n, lambda n=n: n) for n, once in enumerate(onces)] == list(range(length))
+
+
+def test_threads_that_wait_in_a_row_are_no_circle() -> None:
+    """c waits for b, which waits for a; then a's thread asks for what is made meanwhile, and gets it."""
+    once, gate = Once(), threading.Event()
+
+    def slow() -> str:
+        assert gate.wait(10)
+        return "a"
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(once, "a", slow)
+        second = pool.submit(once, "b", lambda: once("a", slow) + "b")
+        third = pool.submit(once, "c", lambda: once("b", lambda: once("a", slow) + "b") + "c")
+        threading.Timer(0.1, gate.set).start()
+        assert [first.result(10), second.result(10), third.result(10)] == ["a", "ab", "abc"]
+
+
+def test_a_wait_that_is_over_closes_no_circle() -> None:
+    """The other thread has its answer from this one, and has not noticed yet when this one comes to wait for it."""
+    waits, answer, ours = Waits(), Future[int](), threading.get_ident()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(threading.get_ident).result(10)
+        assert pool.submit(waits.begin, answer, ours).result(10)
+        assert not waits.begin(Future(), other)
+        answer.set_result(1)
+        assert waits.begin(Future(), other)
+        assert not pool.submit(waits.begin, Future(), ours).result(10)
+        waits.end()
+        assert pool.submit(waits.begin, Future(), ours).result(10)
 
 
 def test_what_is_kept_is_bounded_and_the_least_recently_used_goes() -> None:

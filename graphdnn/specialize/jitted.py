@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,13 +26,23 @@ from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_len
 from graphdnn.specialize.signature import Signature, form_of, spelled, type_of
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
-from graphdnn.spelling import counted, named_arguments
+from graphdnn.spelling import counted, hint, named_arguments
 from graphdnn.target import Target
 
 ROUTES_PER_ENTRY = 16
 """Exact shapes that are remembered for each build kept."""
 
-CIRCULAR = "a jitted function was called by itself with the signature that is being built"
+
+def circular(who: str, names: tuple[str, ...]) -> Callable[[Signature], str]:
+    """What is said of a function whose build asks for itself, by signature."""
+    return lambda signature: (
+        f"jitted function {who} was called by itself, directly or through others, with the signature that is being "
+        f"built, ({spelled(names, signature)}); one whose build does not lead back to itself is needed"
+    )
+
+
+NOTHING: Any = object()
+"""Stands for inputs that a call was not given."""
 
 SIGNATURES_KEPT = 64
 """Signatures of the last builds that a warning looks at."""
@@ -146,7 +156,7 @@ class Jitted:
         self._target = target
         self._options = options
         self._tuned_options = tuned_options
-        self._builds: MakeOnce[Signature, Build] = MakeOnce(max_entries, CIRCULAR)
+        self._builds: MakeOnce[Signature, Build] = MakeOnce(max_entries, circular(function.name, names))
         self._routes: MakeOnce[Signature, tuple[Signature, Route]] = MakeOnce(max_entries * ROUTES_PER_ENTRY)
         self._build_count = 0
         self._build_seconds = 0.0
@@ -158,12 +168,16 @@ class Jitted:
         self.renew()
         renew_in_children(self)
 
-    def __call__(self, inputs: Mapping[str, Any], *, stream: object = None) -> dict[str, Any]:
+    def __call__(
+        self, inputs: Mapping[str, Any] = NOTHING, *others: object, stream: object = None, **named: object
+    ) -> dict[str, Any]:
         """Outputs by name, as an Executable gives them; the first call of a signature builds.
 
-        Raises ExecutionError naming an input that is missing, extra or no array, CompileError where padding would
-        change a result, and whatever the function raises.
+        Raises ExecutionError for arguments other than one mapping and `stream`, naming an input that is missing, extra
+        or no array, CompileError where padding would change a result, and whatever the function raises.
         """
+        if others or named:
+            raise self._miscalled(others, named)
         signature = self._signature(inputs)
         if self._is_direct:
             build = self._builds.find(signature) or self._built(signature, lambda: self._made(signature))
@@ -174,6 +188,12 @@ class Jitted:
         if self._messages:
             self._speak()
         return route.run(build.executable, inputs, stream)
+
+    def __reduce__(self) -> Any:
+        raise ExecutionError(
+            f"jitted function {self._function.name} cannot be pickled or copied; gd.jit of the function that it was "
+            "made of is needed there"
+        )
 
     def __repr__(self) -> str:
         builds = counted(len(self._builds.items()), "build")
@@ -224,6 +244,8 @@ class Jitted:
     def _wrong(self, inputs: Any, error: Exception | None) -> ExecutionError:
         """The sentence for inputs that have no signature."""
         who = self._function.name
+        if inputs is NOTHING:
+            return ExecutionError(f"inputs of {who} are missing; a mapping from name to array is needed")
         if not isinstance(inputs, Mapping):
             return ExecutionError(
                 f"inputs of {who} are a {type(inputs).__name__}; a mapping from name to array is needed"
@@ -245,6 +267,24 @@ class Jitted:
             except Exception as reason:
                 return ExecutionError(f"input {name} of {who} cannot be read: {reason}")
         return ExecutionError(f"inputs of {who} cannot be read: {error}")
+
+    def _miscalled(self, others: Sequence[object], named: Mapping[str, object]) -> ExecutionError:
+        """The sentence for arguments that a call does not take."""
+        who = self._function.name
+        if others:
+            return ExecutionError(
+                f"{who} was called with {1 + len(others)} arguments in a row; one mapping from name to array is needed"
+            )
+        for name in named:
+            if name in self._names:
+                return ExecutionError(
+                    f"input {name} of {who} is given as an argument by name; one mapping from name to array, "
+                    f"{{{name!r}: ...}}, is needed"
+                )
+        name = next(iter(named))
+        return ExecutionError(
+            f"calls of {who} have no argument {name!r}{hint(name, ('inputs', 'stream'))} (they take inputs, stream)"
+        )
 
     def _types(self, signature: Signature) -> dict[str, TensorType]:
         """Types of the parameters, those filled in included, in the function's order.  Raises ExecutionError."""
