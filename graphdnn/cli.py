@@ -36,13 +36,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("graphdnn: interrupted", file=sys.stderr)
         return INTERRUPTED
     except GraphDnnError as error:
-        print(f"graphdnn: {error}", file=sys.stderr)
+        complain(str(error))
         return trouble(options)
     except OSError as error:
         abandon_output()
-        print(f"graphdnn: {said(error)}", file=sys.stderr)
+        complain(said(error))
         return trouble(options)
     return status
+
+
+def complain(sentence: str) -> None:
+    """What is wrong, on stderr; files and what they name may be called anything."""
+    from graphdnn.explain import escaped
+
+    print(f"graphdnn: {escaped(sentence)}", file=sys.stderr)
 
 
 def trouble(options: argparse.Namespace) -> int:
@@ -95,23 +102,23 @@ def parser() -> argparse.ArgumentParser:
         "--region", metavar="NAME", help="name of the region, as explain prints it; without it regions are listed"
     )
     plans.add_argument("--target", help="auto (the default), cpu, cuda, or a described device")
-    add_options(plans, "compile options, as a report has them")
+    add_options(plans, "compile options, as a report has them", {})
     plans.set_defaults(run=run_answer, answer=planned)
     doctor = commands.add_parser("doctor", help="check driver, libraries and versions, and say what to install")
     doctor.add_argument(
         "--replay", metavar="FILE", help="run a saved graph plan by plan in a child process, and say which plan fails"
     )
     doctor.add_argument("--inputs", metavar="NPZ", help="arrays by input name for --replay; drawn where absent")
-    doctor.add_argument("--target", default="auto", help="for --replay: auto, cpu or cuda")
-    add_options(doctor, "compile options for --replay, as a report has them")
+    doctor.add_argument("--target", help="for --replay: auto (the default), cpu or cuda")
+    add_options(doctor, "compile options for --replay, as a report has them", None)
     doctor.set_defaults(run=run_doctor)
     add_cache(commands, run_answer)
     return root
 
 
-def add_options(command: argparse.ArgumentParser, help: str) -> None:
+def add_options(command: argparse.ArgumentParser, help: str, default: dict[str, object] | None) -> None:
     """The argument by which a command takes compile options."""
-    command.add_argument("--options", type=json_object, default={}, metavar="JSON", help=help)
+    command.add_argument("--options", type=json_object, default=default, metavar="JSON", help=help)
 
 
 def json_object(text: str) -> dict[str, object]:
@@ -128,6 +135,9 @@ def json_object(text: str) -> dict[str, object]:
 def run_doctor(options: argparse.Namespace) -> int:
     if options.replay is not None:
         return run_replay(options)
+    for name in ("inputs", "target", "options"):
+        if getattr(options, name) is not None:
+            raise GraphDnnError(f"doctor: --{name} is for a replay, and there is none; --replay FILE is needed with it")
     from graphdnn.doctor import examine, healthy
 
     findings = examine()
@@ -137,13 +147,16 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_replay(options: argparse.Namespace) -> int:
+    from graphdnn.explain import escaped
+    from graphdnn.explain_cli import target_here
     from graphdnn.replay import replay
     from graphdnn.saved.kinds import SAID, Kind, kind_of
 
+    target = "auto" if options.target is None else target_here(options.target, options.replay)
     kind = kind_of(Path(options.replay))
     if kind not in (Kind.GRAPH, Kind.EXECUTABLE):
         raise GraphDnnError(f"{options.replay}: {SAID[kind]}; a graph (of Graph.save) or a saved executable is needed")
-    outcome = replay(options.replay, options.inputs, options.target, options.options, print)
+    outcome = replay(options.replay, options.inputs, target, options.options, lambda line: print(escaped(line)))
     print("every plan ran to its end" if outcome.is_healthy else outcome.advice or "no plan is known to be at fault")
     return 0 if outcome.is_healthy else 1
 

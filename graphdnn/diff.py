@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphdnn.explain import shorten, size
+from graphdnn.explain import printable, shorten, size
 from graphdnn.report import CompileReport, PassReport, RegionReport
 from graphdnn.spelling import counted
 
@@ -48,6 +48,7 @@ def difference(old: CompileReport, new: CompileReport) -> str:
     """What changed from one report to another, as text; empty where they are equal."""
     if old == new:
         return ""
+    old, new = printable(old), printable(new)
     paragraphs = [
         heading(old, new),
         block("totals", totals(old, new)),

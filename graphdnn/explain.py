@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from typing import Any
+from unicodedata import category
 
-from graphdnn.report import CandidateReport, CompileReport, RegionReport
+from graphdnn.report import CandidateReport, CompileReport, Record, RegionReport
 from graphdnn.spelling import counted
 
 WIDTH = 250
@@ -23,6 +25,9 @@ SHOWN_CHANGES = 8
 CLOSE = 1.5
 """Another engine for the same work is named up to this multiple of the chosen one's estimate."""
 
+OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of control and format characters, lone surrogates, and separators of lines."""
+
 TROUBLE = ("failed", "wrong", "conflict", "excluded")
 BESIDE_THE_POINT = ("op", "pattern")
 """Codes that say no more than that an engine is for other work, where the set of nodes is that of the region."""
@@ -30,6 +35,7 @@ BESIDE_THE_POINT = ("op", "pattern")
 
 def explain(report: CompileReport) -> str:
     """A summary, a table of regions, why they are what they are (regions alike once), and what the passes did."""
+    report = printable(report)
     parts = [summary(report), table(report), *grouped(report)]
     if report.promotions:
         lines = (f"  {p.node}: {p.operand} is {p.before} and is computed in {p.after}" for p in report.promotions)
@@ -39,6 +45,38 @@ def explain(report: CompileReport) -> str:
     held = f"all {found} answers" if found > 1 else "the only answer" if found else "no answer"
     parts.append(f"exe.report.candidates holds {held} of the engines")
     return "\n\n".join(parts)
+
+
+def printable(report: CompileReport) -> CompileReport:
+    """The report as it may be shown: names are anybody's, and a terminal does what control characters in them say."""
+    shown: CompileReport = escaped_within(report, {})
+    return shown
+
+
+def escaped_within(value: Any, known: dict[int, Any]) -> Any:
+    """The same with every text in it escaped, itself where there is nothing to escape; `known` are parts seen."""
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, tuple | list):
+        entries = [escaped_within(entry, known) for entry in value]
+        return value if all(a is b for a, b in zip(entries, value, strict=True)) else type(value)(entries)
+    if isinstance(value, dict):
+        pairs = {escaped(str(name)): escaped_within(entry, known) for name, entry in value.items()}
+        return value if all(pairs.get(name, known) is entry for name, entry in value.items()) else pairs
+    if not isinstance(value, Record):
+        return value
+    if id(value) not in known:
+        fields = {name: (old, escaped_within(old, known)) for name, old in vars(value).items()}
+        changed = {name: new for name, (old, new) in fields.items() if new is not old}
+        known[id(value)] = value.model_copy(update=changed) if changed else value
+    return known[id(value)]
+
+
+def escaped(text: str) -> str:
+    """A text on one line, without characters that a terminal obeys or that have no form of their own."""
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if category(c) in OBEYED else c for c in text)
 
 
 def summary(report: CompileReport) -> str:

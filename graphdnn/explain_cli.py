@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ def both(files: Sequence[str], target: str | None, asked: Mapping[str, object]) 
     graphs = [name for name in files if kind_of(Path(name)) is Kind.GRAPH]
     found = {name: report_of(name, target, asked) for name in files if name not in graphs}
     for report in found.values():
-        target, asked = target or target_word(report), {**report.options, **asked}
+        target, asked = target_word(report) if target is None else target, {**report.options, **asked}
     return [found[name] if name in found else report_of(name, target, asked) for name in files]
 
 
@@ -64,16 +65,21 @@ def target_word(report: CompileReport) -> str:
 
 def planned(options: argparse.Namespace) -> Answer:
     """What `graphdnn plans` prints: the candidates of one region, or the regions there are."""
-    from graphdnn.explain import table
+    from graphdnn.explain import escaped, printable, table
     from graphdnn.plans_view import plans
 
     report = report_of(options.file, options.target, options.options)
     names = [region.name for region in report.regions]
     name = names[0] if options.region is None and len(names) == 1 else options.region
     if name is None:
-        return [table(report), f"\n{counted(len(names), 'region')}; --region NAME shows the candidates of one"], 0
+        return [
+            table(printable(report)),
+            f"\n{counted(len(names), 'region')}; --region NAME shows the candidates of one",
+        ], 0
     if name not in names:
-        raise GraphDnnError(f"plans: there is no region {name!r}{hint(name, names)} (regions are {listed(names)})")
+        raise GraphDnnError(
+            f"plans: there is no region {name!r}{hint(name, names)} (regions are {listed([*map(escaped, names)])})"
+        )
     return [plans(report, name)], 0
 
 
@@ -102,12 +108,12 @@ def report_of(name: str | Path, target: str | None, options: Mapping[str, object
             "executable of it"
         )
     if kind in (Kind.REPORT, Kind.EXECUTABLE) and not is_asked:
-        return read_report(path)
+        return read_report(path, str(name))
     if kind not in (Kind.GRAPH, Kind.EXECUTABLE):
         raise GraphDnnError(f"{path}: {SAID[kind]}; {TAKEN} is needed")
     graph = graph_in(path) if kind is Kind.EXECUTABLE else graph_at(path)
     chosen: CompileOptions = gd.CompileOptions(**options)
-    return gd.compile(graph, target=target_of(target or "auto"), options=chosen).report
+    return gd.compile(graph, target=target_of("auto" if target is None else target), options=chosen).report
 
 
 def graph_at(path: Path) -> Graph:
@@ -131,3 +137,17 @@ def target_of(word: str) -> str | Target:
         asked = "" if name is None else f"; did you mean {name}?"
         raise CompileError(f"--target is {word!r}; {', '.join((*WORDS, *known_devices()))} are known{asked}")
     return Target.named(word)
+
+
+def target_here(word: str, file: str) -> str:
+    """A target that plans can run on.  Raises CompileError for another, with the command that plans for it."""
+    from graphdnn.target import WORDS, meant
+
+    if word in WORDS:
+        return word
+    described = meant(word)
+    if described in WORDS:
+        more = f"; did you mean {described}?"
+    else:
+        more = "" if described is None else f"; graphdnn explain {shlex.quote(file)} --target {described} plans for it"
+    raise CompileError(f"--target is {word!r}; a replay runs plans here, on {', '.join(WORDS)}{more}")

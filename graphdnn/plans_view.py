@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.explain import shorten, size
+from graphdnn.explain import printable, shorten, size
 from graphdnn.report import CandidateReport, CompileReport, PlanReport, RegionReport
 from graphdnn.spelling import counted
 
@@ -19,7 +19,9 @@ WIDEST = 40
 
 def plans(report: CompileReport, name: str) -> str:
     """The region's candidates and their plans as text.  Raises KeyError naming the regions there are."""
-    region = report.region(name)
+    place = report.regions.index(report.region(name))
+    report = printable(report)
+    region = report.regions[place]
     same = [c for c in region.alternatives if (c.nodes, c.pattern) == (region.nodes, region.pattern)]
     others = [c for c in region.alternatives if c not in same]
     own = [*(c for c in report.candidates if is_pick(c, region))][:1] + same
@@ -50,6 +52,8 @@ def heading(region: RegionReport) -> str:
 
 def table(entries: Sequence[CandidateReport]) -> str:
     """A row a plan; engines that have none to show, since they decline or the device is not here, have one row."""
+    if not entries:
+        return "the report holds no engine's answer for just these nodes"
     rows = [row for entry in entries for row in rows_of(entry)]
     rows.sort(key=lambda row: ORDER.index(row[2]))
     return columns((HEADINGS, *rows), NUMERIC)

@@ -132,3 +132,82 @@ LOADED: list[tuple[Kind, str]] = [
 def test_load_names_what_it_was_given_and_what_reads_that(kind: Kind, said: str, files: dict[str, Any]) -> None:
     with pytest.raises(gd.SavedFileError, match=said):
         gd.load(files[kind])
+
+
+def failed(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    """The sentence on stderr."""
+    assert cli.main(arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("graphdnn: ")
+    assert printed.err.count("\n") == 1
+    return str(printed.err.removeprefix("graphdnn: ").rstrip())
+
+
+@pytest.mark.parametrize("command", ["explain", "plans"])
+@pytest.mark.parametrize("kind", [Kind.GRAPH, Kind.EXECUTABLE])
+def test_an_empty_target_is_none(
+    command: str, kind: Kind, files: dict[str, str], capsys: pytest.CaptureFixture
+) -> None:
+    said = failed(capsys, command, files[kind], "--target", "")
+    assert said == "--target is ''; auto, cpu, cuda, h200 are known"
+
+
+def test_an_empty_target_is_none_beside_a_report_either(files: dict[str, str], capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["explain", "--diff", files[Kind.GRAPH], files[Kind.GRAPH], "--target", ""]) == 2
+    assert "--target is ''" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", [("--inputs", "x.npz"), ("--target", "cpu"), ("--target", ""), ("--options", "{}")], ids=" ".join
+)
+def test_what_is_for_a_replay_only_is_refused_without_one(
+    given: tuple[str, str], capsys: pytest.CaptureFixture
+) -> None:
+    said = failed(capsys, "doctor", *given)
+    assert said == f"doctor: {given[0]} is for a replay, and there is none; --replay FILE is needed with it"
+
+
+@pytest.mark.parametrize(
+    ("target", "more"),
+    [
+        ("h200", "; graphdnn explain {graph} --target h200 plans for it"),
+        ("H200", "; graphdnn explain {graph} --target h200 plans for it"),
+        ("gpu", "; did you mean cuda?"),
+        ("", ""),
+        ("abacus", ""),
+    ],
+)
+def test_a_target_that_is_not_here_is_no_target_of_a_replay(
+    target: str, more: str, files: dict[str, str], capsys: pytest.CaptureFixture
+) -> None:
+    graph = files[Kind.GRAPH]
+    said = failed(capsys, "doctor", "--replay", graph, "--target", target)
+    assert said == f"--target is {target!r}; a replay runs plans here, on auto, cpu, cuda{more.format(graph=graph)}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"regions": 3}, "regions is 3; a list is needed"),
+        ({"graph": 1}, "graph is 1; text is needed"),
+        ({"graph": True}, "graph is true; text is needed"),
+        ({"regions": [3]}, "regions.0 is 3; an object is needed"),
+        ({"graph": None}, "graph is null; text is needed"),
+        ({"read_bytes": "many"}, "read_bytes is 'many'; a whole number is needed"),
+        ({"read_bytes": 1.5}, "read_bytes is 1.5; a whole number is needed"),
+        ({"exact_cover": []}, "exact_cover is a list; true or false is needed"),
+        ({"versions": {"cudnn": {}}}, "versions.cudnn is an object; text is needed"),
+        ({"versions": "9"}, "versions is '9'; an object is needed"),
+        ({"more": 1}, "more: there is no such field"),
+    ],
+)
+def test_a_damaged_report_is_named_as_it_was_given(
+    damage: dict[str, Any], said: str, files: dict[str, str], capsys: pytest.CaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    whole = json.loads(Path(files[Kind.REPORT]).read_text())
+    (tmp_path / "bad.json").write_text(json.dumps({**whole, **damage}))
+    monkeypatch.chdir(tmp_path)
+    for given in ("./bad.json", str(tmp_path / "bad.json")):
+        assert failed(capsys, "explain", given) == f"{given}: {said}"

@@ -382,7 +382,7 @@ def test_a_loaded_executable_has_the_same_lock(path: Path, tmp_path: Path) -> No
     ("change", "said"),
     [
         (lambda c: c.update(more=1), "more"),
-        (lambda c: c.pop("regions"), "regions: field required"),
+        (lambda c: c.pop("regions"), "regions: it is missing"),
         (lambda c: c.update(version=2), "version is 2"),
         (lambda c: c.update(version=True), "version"),
         (lambda c: c.update(version="1" * 10_000), "version is"),

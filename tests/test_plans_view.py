@@ -144,3 +144,10 @@ def test_an_only_region_is_shown_without_its_name(tmp_path: Path, capsys: pytest
     g.build({"y": g.relu(g.input("x", (8,), gd.float16), name="only")}).save(path)
     assert cli.main(["plans", path, "--target", "h200"]) == 0
     assert capsys.readouterr().out.startswith("region only: relu")
+
+
+def test_a_region_of_which_the_report_holds_no_answer(report: CompileReport) -> None:
+    bare = report.regions[0].model_copy(update={"name": "bare", "nodes": (), "alternatives": ()})
+    text = plans(report.model_copy(update={"regions": (bare,), "candidates": ()}), "bare")
+    assert text.startswith("region bare: ")
+    assert text.endswith("\n\nthe report holds no engine's answer for just these nodes")

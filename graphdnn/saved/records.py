@@ -18,6 +18,17 @@ SHOWN = 60
 """Characters of a wrong entry that an error repeats."""
 
 
+NEEDED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("model_type", "dict_type"), "an object"),
+    "string_type": "text",
+}
+"""What an entry of a wrong type should have been, by pydantic's word for the mistake."""
+
+
 class Strict(BaseModel):
     """Base of what stands in our files: nothing is converted, nothing unknown is let through."""
 
@@ -44,13 +55,31 @@ def read_record(who: str, content: bytes, model: type[M]) -> M:
 
 
 def complaint(error: ValidationError) -> str:
-    """The first field that is wrong, and how."""
+    """The first field that is wrong: what it is, and what it should be."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:SHOWN]
+    kind, where = first["type"], ".".join(str(part) for part in first["loc"])[:SHOWN]
+    if kind == "missing":
+        return f"{where}: it is missing"
+    if kind == "extra_forbidden":
+        return f"{where}: there is no such field"
+    if kind in NEEDED:
+        return f"{where or 'the whole'} is {in_json(first['input'])}; {NEEDED[kind]} is needed"
+    if kind == "literal_error":
+        return f"{where} is {in_json(first['input'])}; {first['ctx']['expected']} is needed"
     said = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error" and not where:
+    if kind == "value_error" and not where:
         return said
     return f"{where or 'the whole'}: {said[:1].lower()}{said[1:]}"
+
+
+def in_json(found: object) -> str:
+    """A wrong entry in a few words."""
+    if isinstance(found, dict | BaseModel):
+        return "an object"
+    if isinstance(found, list | tuple):
+        return "a list"
+    text = repr(found) if isinstance(found, str) else json.dumps(found, default=str)
+    return f"{text:.{SHOWN}}"
 
 
 def read_json(who: str, content: bytes) -> Any:

@@ -17,14 +17,14 @@ ANY: TypeAdapter[Any] = TypeAdapter(Any)
 """Writes models within plain containers."""
 
 
-def read_report(path: Path) -> CompileReport:
-    """The report.  Raises SavedFileError naming the file and what is wrong with it, OSError where there is none."""
+def read_report(path: Path, who: str) -> CompileReport:
+    """The report.  Raises SavedFileError naming `who` and what is wrong with it, OSError where there is none."""
     if not container.is_container(path):
-        return read_record(path.name, read_bounded(path), CompileReport)
+        return read_record(who, read_bounded(path), CompileReport)
     sections = container.read(path)
     if "report" not in sections:
-        raise SavedFileError(f"{path.name}: section report is missing")
-    return report_of(f"{path.name}: report", sections["report"].tobytes())
+        raise SavedFileError(f"{who}: section report is missing")
+    return report_of(f"{who}: report", sections["report"].tobytes())
 
 
 def spelled(report: CompileReport) -> bytes:

@@ -138,7 +138,11 @@ WRONG: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     ("answer", lambda d: d["candidates"].append("0: 0: 99999"), "'99999' is no number below"),
     ("op", lambda d: d["patterns"].append("77"), "'77' is no number below"),
     ("answers", lambda d: d["answers"].append([]), "answers is no list of objects"),
-    ("verdict", lambda d: d["answers"].append({"engine": "e", "verdict": "good"}), "answers: verdict: "),
+    (
+        "verdict",
+        lambda d: d["answers"].append({"engine": "e", "verdict": "good"}),
+        "answers: verdict is 'good'; 'chosen', ",
+    ),
     ("ids", lambda d: d.update(ids=["c0"]), "ids: it has 1, and there are more candidates"),
     ("count", lambda d: d.update(candidate_count=10**9), "is no number below"),
     ("count of text", lambda d: d.update(candidate_count="many"), "is no number below"),
