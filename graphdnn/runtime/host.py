@@ -16,6 +16,7 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
 from graphdnn.runtime.arrays import empty, in_memory_order
 from graphdnn.runtime.closed import Closed, Lock, check_open
+from graphdnn.runtime.driver import stream_handle
 from graphdnn.runtime.reading import check_apart, read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
 
@@ -67,7 +68,9 @@ class HostContext:
             self.lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
-        """Outputs in arrays of their own, with the declared strides."""
+        """Outputs in arrays of their own, with the declared strides.  Nothing runs on `stream`, which is checked."""
+        if stream is not None:
+            stream_handle(stream)
         graph = self._loaded.graph
         results = self.compute(self.read(inputs))
         fresh = {name: room(graph, name) for name in graph.outputs}
@@ -171,6 +174,8 @@ class HostBound:
         return f"<bound call of {graph.name} on cpu: {graph.signature}>"
 
     def __call__(self, *, stream: object | None = None) -> dict[str, Any]:
+        if stream is not None:
+            stream_handle(stream)
         results = self._context.compute(self._inputs)
         # An output may be a view of another one's memory or of an input: all are read before the first is written.
         safe = {name: np.array(a, copy=True) for name, a in results.items()}
