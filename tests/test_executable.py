@@ -127,11 +127,10 @@ def test_outputs_to_bind_are_named() -> None:
 
 @pytest.mark.parametrize("write", ["save", "save_lock"])
 def test_a_file_that_cannot_be_written_is_named_as_the_caller_named_it(write: str, tmp_path: Path) -> None:
-    exe = gd.compile(graph(), target="cpu")
-    for path, kind in ((tmp_path / "none" / "file", FileNotFoundError), (tmp_path, IsADirectoryError)):
-        with pytest.raises(kind) as said:
-            getattr(exe, write)(path)
-        assert said.value.filename == str(path)
+    exe, path = gd.compile(graph(), target="cpu"), tmp_path / "none" / "file"
+    with pytest.raises(FileNotFoundError) as said:
+        getattr(exe, write)(path)
+    assert said.value.filename == str(path)
     assert list(tmp_path.iterdir()) == []
 
 
