@@ -13,13 +13,11 @@ from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array, DType, TensorType
 from graphdnn.runtime.device import CudaDevice
+from tests.numbers import TOLERANCE, relative_error, rows_of
 
 GUARD = 512
 POISON = 0xFF
 """Every float of such bytes is NaN."""
-
-TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
-"""Largest error relative to the peak, by result type."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,9 @@ def check_region(
     found = run_region(device, region, seen, shift)
     wanted = gd.evaluate(graph, {n: seen.get(n, arrays[n]) for n in graph.inputs}, dtype=gd.float64)
     for name, value in graph.outputs.items():
-        compare(name, found[value], wanted[name], value.type.dtype, (scales or {}).get(name, 0.0))
+        rows = rows_of(graph, name, arrays)
+        scale = max((scales or {}).get(name, 0.0), rows.get("scale", 0.0))
+        compare(name, found[value], wanted[name], value.type.dtype, scale, rows.get("axes"))
 
 
 def check_in_place(device: CudaDevice, region: Region, arrays: Mapping[str, Array], shift: int = 0) -> int:
@@ -155,8 +155,11 @@ def settled(type: TensorType, array: Array) -> Array:
     return view
 
 
-def compare(name: str, found: Array, wanted: Array, dtype: DType, scale: float = 0.0) -> None:
-    """Exact for integers and bools; for floats NaN and infinities in the same places and the rest within tolerance."""
+def compare(
+    name: str, found: Array, wanted: Array, dtype: DType, scale: float = 0.0, axes: tuple[int, ...] | None = None
+) -> None:
+    """Exact for integers and bools; for floats NaN and infinities in the same places and the rest within tolerance of
+    the peak, with `axes` of each row along them."""
     if not dtype.is_float:
         np.testing.assert_array_equal(found, wanted, err_msg=name)
         return
@@ -167,7 +170,6 @@ def compare(name: str, found: Array, wanted: Array, dtype: DType, scale: float =
     finite = np.isfinite(rounded)
     outside = ~finite & ~np.isnan(rounded)
     np.testing.assert_array_equal(got[outside], rounded[outside], err_msg=f"{name}: infinities")
-    peak = max(np.abs(rounded[finite]).max(initial=0.0), scale)
-    error = np.abs(got[finite] - np.asarray(wanted, np.float64)[finite]).max(initial=0.0)
-    limit = TOLERANCE[dtype.name] * peak
-    assert error <= limit, f"{name}: error {error:.3g} is above {limit:.3g}, the peak being {peak:.3g}"
+    both = (np.where(finite, array, 0.0) for array in (got, np.asarray(wanted, np.float64)))
+    error, limit = relative_error(*both, scale, axes), TOLERANCE[dtype.name]
+    assert error <= limit, f"{name}: error {error:.3g} of the peak is above {limit:.3g}"

@@ -8,7 +8,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.ir.evaluate import run
 from tests.ir.samples import SAMPLES, Sample
-from tests.numbers import TOLERANCE, narrowest, relative_error
+from tests.numbers import TOLERANCE, narrowest, relative_error, rows_of
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ def test_sample_runs_and_agrees(
     limit = TOLERANCE[narrowest(graph)]
     for name, expected in outputs.items():
         assert found[name].dtype == graph.outputs[name].type.dtype.numpy
-        error = relative_error(found[name], expected, scale=1e-3)
+        error = relative_error(found[name], expected, **{"scale": 1e-3, **rows_of(graph, name, inputs)})
         record_error(family(graph), narrowest(graph), error, limit)
         assert error <= limit, name
     for name, expected in updates.items():
