@@ -44,7 +44,7 @@ def capture(stream: int, mode: str) -> Iterator[list]:
     from cuda.bindings import driver
 
     ended: list = []
-    good(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode[f"CU_STREAM_CAPTURE_MODE_{mode}"]))
+    good(driver.cuStreamBeginCapture(stream, getattr(driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode}")))
     try:
         yield ended
     finally:
