@@ -38,6 +38,11 @@ CAPTURE_ERRORS = range(900, 909)
 """Statuses of the CUDA driver: for a lack of memory, and where a stream that is being captured is in the way."""
 
 
+def in_words(error: Exception) -> str:
+    """What an error of anybody's code says, on one line; the name of its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def error_of(status: int) -> type[ExecutionError]:
     """The error that a failed call of the CUDA driver is."""
     if status == OUT_OF_MEMORY:

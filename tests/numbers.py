@@ -57,6 +57,11 @@ def rows_of(graph: gd.Graph, name: str, inputs: Mapping[str, Array]) -> dict[str
     return {}
 
 
+def output_error(graph: gd.Graph, name: str, found: Array, wanted: Array, inputs: Mapping[str, Array]) -> float:
+    """How far an output is from the reference, against what it is measured by and 1e-3 at least."""
+    return relative_error(found, wanted, **{"scale": 1e-3, **rows_of(graph, name, inputs)})
+
+
 def narrowest(graph: gd.Graph) -> str:
     """Name of the narrowest float type in a graph; float64 where there is none."""
     values = [*graph.inputs.values(), *(v for n in graph.nodes for v in n.results)]

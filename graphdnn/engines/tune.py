@@ -211,7 +211,7 @@ class Tuner:
                 proposed.append(self._proposed([jobs[index] for index in later]))
                 self._order([jobs[index] for index in later], proposed[-1])
             rows = dict(zip(batch, proposed[turn], strict=True))
-            for together in batched(batch, 1, 1) if is_short else [batch]:
+            for together in [[index] for index in batch] if is_short else [batch]:
                 queues = self._built([jobs[index] for index in together], [rows[index] for index in together])
                 for index, queue in zip(together, queues, strict=True):
                     show = self._shower(jobs[index].region.pattern, next(numbers), len(fresh), queue)
@@ -354,14 +354,14 @@ class Tuner:
         return outcome
 
 
-def batched(indices: list[int], first: int, most: int = BATCH) -> list[list[int]]:
-    """The same numbers in batches, of which each has as many as all before it together, but no more than `most`."""
+def batched(indices: list[int], first: int) -> list[list[int]]:
+    """The same numbers in batches, of which each has as many as all before it together, but no more than BATCH."""
     found: list[list[int]] = []
     start, size = 0, first
     while start < len(indices):
         found.append(indices[start : start + size])
         start += size
-        size = min(most, start)
+        size = min(BATCH, start)
     return found
 
 

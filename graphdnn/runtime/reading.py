@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from graphdnn.errors import ExecutionError, GraphError
+from graphdnn.errors import ExecutionError, GraphError, in_words
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype
 from graphdnn.runtime import dlpack
@@ -84,10 +84,8 @@ def asked(array: Any, protocol: str, question: Callable[[], Answer]) -> Answer:
     try:
         return question()
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise TypeError(
-            f"a {type_name(array)} that cannot be read; one that gives its memory by {protocol} is needed: {said}"
-        ) from error
+        who = f"a {type_name(array)} that cannot be read"
+        raise TypeError(f"{who}; one that gives its memory by {protocol} is needed: {in_words(error)}") from error
 
 
 def offered(array: Any, attribute: str) -> Any:

@@ -27,7 +27,7 @@ from tests.engines.cudnn.test_lower import FLOAT_FUNCTIONS, SIZES, behind
 from tests.engines.cudnn.test_support import TAKEN
 from tests.engines.cudnn.test_surface import PATTERNS
 from tests.gpu.region_runs import Placed, settled
-from tests.numbers import TOLERANCE, narrowest, relative_error, rows_of
+from tests.numbers import TOLERANCE, narrowest, output_error
 
 pytestmark = pytest.mark.gpu
 
@@ -96,9 +96,7 @@ def errors(device: CudaDevice, region: Region, candidates: list[Candidate], rng:
             found[one.name] = plan.reason
             continue
         outputs = run(device, region, plan, arrays)
-        found[one.name] = max(
-            relative_error(outputs[n], wanted[n], **{"scale": 1e-3, **rows_of(graph, n, arrays)}) for n in outputs
-        )
+        found[one.name] = max(output_error(graph, n, outputs[n], wanted[n], arrays) for n in outputs)
     return found
 
 

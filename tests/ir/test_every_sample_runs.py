@@ -4,25 +4,15 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.ir.evaluate import run
+from tests.ir.sample_runs import output_errors
 from tests.ir.samples import SAMPLES, Sample
 from tests.numbers import TOLERANCE, narrowest, relative_error, rows_of
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
 def test_sample_runs_and_agrees(sample: Sample, rng: np.random.Generator) -> None:
-    graph = sample.graph(rng)
-    inputs = sample.inputs(graph, rng)
-    exe = gd.compile(graph, target="cpu")
-    found = exe(inputs)
-    outputs, updates = run(graph, inputs, gd.float64)
-    limit = TOLERANCE[narrowest(graph)]
-    for name, expected in outputs.items():
-        assert found[name].dtype == graph.outputs[name].type.dtype.numpy
-        error = relative_error(found[name], expected, **{"scale": 1e-3, **rows_of(graph, name, inputs)})
-        assert error <= limit, name
-    for name, expected in updates.items():
-        assert relative_error(np.asarray(exe.state[name]), expected) <= limit, name
+    for graph, name, error in output_errors(sample, "cpu", rng):
+        assert error <= TOLERANCE[narrowest(graph)], name
 
 
 def test_errors_are_measured_row_by_row(rng: np.random.Generator) -> None:

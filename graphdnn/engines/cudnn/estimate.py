@@ -239,7 +239,10 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     """The answer for a region that cuDNN takes."""
     region, name = anatomy.region, family(anatomy)
     notes: list[str] = []
-    arithmetic, moved, reach = 0.0, region.read_bytes + region.written_bytes, BANDWIDTH[name]
+    arithmetic, moved = 0.0, region.read_bytes + region.written_bytes
+    reach, fixed = BANDWIDTH[name], PRODUCT_FIXED_US if name == "matmul" else FIXED_US
+    if anatomy.has(LayerNorm, RmsNorm) and len(region.nodes) == 1:
+        reach, fixed = BARE_NORM, BARE_NORM_FIXED_US
     slower = converted = 0.0
     for node in anatomy.anchors:
         if isinstance(node.op, Conv | ConvTranspose):
@@ -269,9 +272,6 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     if anatomy.before and anatomy.has(*CONVOLUTIONS, MatMul):
         arithmetic = arithmetic / PROLOGUE_SHARE + prologue_us(anatomy, target)
         notes.append("what stands before the matrix work is computed anew for each tile")
-    fixed = PRODUCT_FIXED_US if name == "matmul" else FIXED_US
-    if anatomy.has(LayerNorm, RmsNorm) and len(region.nodes) == 1:
-        reach, fixed = reach * BARE_NORM / BANDWIDTH["norm"], BARE_NORM_FIXED_US
     memory = 1e6 * moved / (target.bandwidth * reach)
     fixed += converted + target.launch_us
     microseconds = fixed + max(arithmetic + epilogue_us(anatomy, target), memory)

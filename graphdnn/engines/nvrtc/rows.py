@@ -89,8 +89,8 @@ def estimate(region: Region, target: Target) -> float:
 
 def waits(program: Program, layout: Layout) -> bool:
     """Whether a row's warp loads what all rows share behind its folds, or its block is large."""
-    shared = any(t.varies and not any(layout.strides[t][0]) for t in program.loads)
-    return layout.members >= LARGE_BLOCK or (layout.members <= 32 and shared and not layout.at_once)
+    shares = layout.members <= 32 and any(map(layout.is_shared, program.loads))
+    return layout.members >= LARGE_BLOCK or (shares and not layout.at_once)
 
 
 FAMILY = Family("rows", ANCHORS, takes, generate, estimate)

@@ -65,6 +65,10 @@ class Layout:
         """What the members of a row count."""
         return prod(self.cols) // (1 if self.across else self.width)
 
+    def is_shared(self, load: Term) -> bool:
+        """Whether all rows load the same elements."""
+        return load.varies and not any(self.strides[load][0])
+
     @property
     def threads(self) -> int:
         return self.members * self.lanes
@@ -207,7 +211,7 @@ def finished(program: Program, layout: Layout, target: Target) -> Layout:
     elements, bytes = each * layout.width, kept_bytes(program)
     if elements > 64 or elements * bytes > KEPT_BYTES or once:
         return replace(layout, kept=0)
-    shared = sum(element(t).itemsize for t in program.loads if t.varies and not any(layout.strides[t][0]))
+    shared = sum(element(t).itemsize for t in program.loads if layout.is_shared(t))
     # Where all blocks run in one wave nothing hides that a load waits behind a fold, and registers are there.
     few = layout.blocks * layout.threads <= FEW_THREADS * target.sm_count
     return replace(layout, kept=each, at_once=few and elements * (bytes + shared) <= KEPT_BYTES)

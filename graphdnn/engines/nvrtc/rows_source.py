@@ -326,8 +326,7 @@ class Writer:
         kept = self.layout.kept
         again = {t for w in self.phases for t in w.loads if w is not work}
         # What all rows share lies near by, in a cache: as a rule it need not wait in registers beside the row itself.
-        near = [t for t in loads if t not in again and not any(self.layout.strides[t][0])]
-        late = [] if self.layout.at_once else near
+        late = [t for t in loads if not self.layout.at_once and t not in again and self.layout.is_shared(t)]
         early = [t for t in loads if t not in late]
         lines += [f"{self.held_type(t)} m{self.ids[t]}[{kept}];" for t in early]
         lines += [f"{register(t.dtype)} e{self.ids[t]}[{kept}][{self.layout.width}];" for t in work.keeps]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphdnn.errors import GraphError
+from graphdnn.errors import GraphError, in_words
 from graphdnn.ir.builder.arguments import whole_numbers
 from graphdnn.ir.graph import Graph, Payload, Value
 from graphdnn.ir.op import Op
@@ -55,9 +55,9 @@ class BuilderCore:
         try:
             data = host_copy(array)
         except Exception as error:  # of the array's own code, which is anybody's
-            said = " ".join(str(error).split()) or type(error).__name__
             raise GraphError(
-                f"{who} is a {type(array).__name__} that numpy cannot read; numbers in host memory are needed: {said}"
+                f"{who} is a {type(array).__name__} that numpy cannot read; numbers in host memory are needed: "
+                f"{in_words(error)}"
             ) from error
         if data.dtype == np.float64 and not hasattr(array, "dtype"):
             data = data.astype(np.float32)

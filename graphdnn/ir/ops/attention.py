@@ -156,8 +156,7 @@ class Attention(Op):
         if allowed is not None:
             scores = make(Select(), allowed, scores, NOTHING)
         if "kv_lengths" in given:
-            row = make(Reshape(shape=(skv, 1)), make(Iota(size=skv)))
-            v = make(Select(), make(Pointwise(fn="less"), row, per_batch(make, given["kv_lengths"], skv)), v, 0.0)
+            v = cut(make, v, given["kv_lengths"])
         if self._every_row_has_keys(sq, skv) and not self.return_lse:
             weights = make(Softmax(axis=3), scores)
             return (narrowed(make, self._weighted(make, weights, v), operands[0].type.dtype),)
@@ -170,8 +169,7 @@ class Attention(Op):
         divisor = make(Select(), make(Pointwise(fn="equal"), total, 0.0), 1.0, total)
         o = make(Pointwise(fn="div"), self._weighted(make, weights, v), divisor)
         if "q_lengths" in given:
-            row = make(Reshape(shape=(sq, 1)), make(Iota(size=sq)))
-            o = make(Select(), make(Pointwise(fn="less"), row, per_batch(make, given["q_lengths"], sq)), o, 0.0)
+            o = cut(make, o, given["q_lengths"])
         o = narrowed(make, o, operands[0].type.dtype)
         if not self.return_lse:
             return (o,)
@@ -232,6 +230,13 @@ def held_lengths(lengths: Array | None, batch: int, extent: int) -> Array:
     """Lengths between 0 and `extent` as (B, 1, 1, 1); the extent itself where none are given."""
     given = np.full(batch, extent) if lengths is None else np.clip(lengths.astype(np.int64), 0, extent)
     return np.asarray(given).reshape(batch, 1, 1, 1)
+
+
+def cut(make: Make, x: Value, lengths: Value) -> Value:
+    """x (B, H, S, D) with 0 in the rows from each sequence's length on."""
+    extent = x.type.shape[2]
+    row = make(Reshape(shape=(extent, 1)), make(Iota(size=extent)))
+    return make(Select(), make(Pointwise(fn="less"), row, per_batch(make, lengths, extent)), x, 0.0)
 
 
 def per_batch(make: Make, lengths: Value, extent: int) -> Value:
