@@ -1,6 +1,7 @@
 """What callers hand to the calls that read, write and evaluate graphs: paths of files, text, arrays by name.
 
-What is none is refused in one sentence before anything is opened or written.
+What is none is refused in one sentence before anything is opened or written.  `pathlib` is loaded when a path is given:
+importing graphdnn needs none.
 """
 
 from __future__ import annotations
@@ -8,14 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import TYPE_CHECKING
 
 from graphdnn.errors import GraphDnnError, GraphError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def path_of(who: str, given: object, error: type[GraphDnnError]) -> Path:
     """The path that a caller gave for a file.  Raises `error` for what names none."""
+    from pathlib import Path
+
     text = os.fspath(given) if isinstance(given, str | PathLike) else None
     if not isinstance(text, str):
         raise error(f"{who} is a {type(given).__name__}; a str or Path is needed")
@@ -41,6 +47,8 @@ def path_to_write(who: str, path: Path, error: type[GraphDnnError]) -> Path:
 
     Raises `error` where a folder, a pipe or a device is, which a file must not take the place of.
     """
+    from pathlib import Path
+
     try:
         mode = os.stat(path).st_mode
     except OSError:  # it is not there yet, or cannot be, as writing it will tell

@@ -6,9 +6,8 @@ import hashlib
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,6 +16,9 @@ from graphdnn.ir.op import Op
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.lazy import cached_property
 from graphdnn.spelling import counted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Owner(Protocol):
