@@ -8,18 +8,16 @@ strides that the caller was promised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
-from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.movement import Convert
-from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.types import TensorType, row_major
 from graphdnn.ir.views import is_free
 from graphdnn.ir.writer import Rewriter
 from graphdnn.passes.layout_images import channels_last_nodes
-from graphdnn.passes.layout_rules import Layouts, Strides, has_dense_rows, image_layouts, layouts
+from graphdnn.passes.layout_rules import Strides, layouts_around, promised_strides
 from graphdnn.passes.rewrite import Rewritten
 
 
@@ -66,7 +64,7 @@ class Assignment:
     def lay_node(self, node: Node) -> None:
         """The node with strides on its results, behind the conversions that it needs."""
         operands = [self.rewriter[v] for v in node.operands]
-        wanted = self.layouts_around(node, [v.type for v in operands])
+        wanted = layouts_around(node, [v.type for v in operands], self.images, self.promised)
         for index, strides in enumerate(wanted.operands):
             if strides is not None and operands[index].literal is None:
                 operands[index] = self.converted(operands[index], strides)
@@ -78,15 +76,6 @@ class Assignment:
             self.rewriter.replace(old, new)
         if is_free(made):
             self.root |= dict.fromkeys(results, self.root.get(operands[0], operands[0]))
-
-    def layouts_around(self, node: Node, operands: Sequence[TensorType]) -> Layouts:
-        if node in self.images:
-            return image_layouts(node.op, operands, node.result_types, self.images[node])
-        found = layouts(node.op, operands, node.result_types)
-        promised = self.promised.get(node.result)
-        if promised is None or not writes_anywhere(node, promised):
-            return found
-        return Layouts(found.operands, (promised, *found.results[1:]))
 
     def converted(self, value: Value, strides: Strides) -> Value:
         """The value with other strides, converted once for all who ask; at compile time where it is a constant."""
@@ -127,23 +116,6 @@ class Assignment:
     def is_source(self, value: Value) -> bool:
         writer = self.rewriter.writer
         return any(v.get(value.name) is value for v in (writer.inputs, writer.states, writer.constants))
-
-
-def promised_strides(graph: Graph) -> Mapping[Value, Strides]:
-    """The layout in which each value leaves the graph first."""
-    promised: dict[Value, Strides] = {}
-    for name, value in graph.updates.items():
-        promised.setdefault(value, graph.states[name].type.layout)
-    for name, value in graph.outputs.items():
-        promised.setdefault(value, graph.output_type(name).layout)
-    return promised
-
-
-def writes_anywhere(node: Node, strides: Strides) -> bool:
-    """Whether a node's first result may have any strides, so that an output of it needs no conversion."""
-    if isinstance(node.op, Attention):
-        return has_dense_rows(node.result.type.with_strides(strides))
-    return isinstance(node.op, Elementwise)
 
 
 def described(type: TensorType) -> str:

@@ -14,13 +14,20 @@ from dataclasses import dataclass, field, replace
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
-from graphdnn.ir.ops.movement import Pad, Slice, Split, WriteSlice
+from graphdnn.ir.ops.movement import Pad, Slice, Split
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.lazy import cached_property
 from graphdnn.passes.layout_cut import source_side
-from graphdnn.passes.layout_rules import CONVOLUTIONS, FOLLOWERS, has_dense_rows, is_matrix, layouts
+from graphdnn.passes.layout_rules import (
+    CONVOLUTIONS,
+    FOLLOWERS,
+    has_dense_rows,
+    is_matrix,
+    layouts_around,
+    promised_strides,
+)
 
 IMAGE_RANKS = (4, 5)
 PENALTY = 2
@@ -66,8 +73,14 @@ def both_cuts(graph: Graph) -> tuple[Mapping[Node, bool], Mapping[Node, bool]]:
 
 
 def network(graph: Graph) -> Network:
+    nodes = convolutional_nodes(graph)
+    return Network(graph, nodes, known_layouts(graph, nodes))
+
+
+def convolutional_nodes(graph: Graph) -> list[Node]:
+    """The nodes whose layout is chosen: those of parts with a convolution."""
     parts = [p for p in image_parts(graph) if any(isinstance(n.op, CONVOLUTIONS) for n in p)]
-    return Network(graph, [n for p in parts for n in p], known_layouts(graph) if parts else {})
+    return [n for p in parts for n in p]
 
 
 def image_parts(graph: Graph) -> list[list[Node]]:
@@ -89,17 +102,36 @@ def image_parts(graph: Graph) -> list[list[Node]]:
     return [sorted(p, key=graph.position.__getitem__) for p in parts.values()]
 
 
-def known_layouts(graph: Graph) -> Mapping[Value, TensorType]:
-    """Types with strides of the values whose layout does not depend on the choice."""
+def known_layouts(graph: Graph, chosen: Sequence[Node]) -> Mapping[Value, TensorType]:
+    """Types with strides of images that some of `chosen` read and none of them makes, and of what leads to these: of
+    those whose layout is the same with all of the chosen channels-last and with none."""
     sources = (*graph.inputs.values(), *graph.states.values())
     known = {v: v.type.with_strides(v.type.layout) for v in sources}
-    for node in graph.nodes:
-        follows = node.op.is_renaming or isinstance(node.op, (Attention, WriteSlice))
-        if is_flexible(node) or (follows and node.operands[0] not in known):
-            continue
-        found = layouts(node.op, [known.get(v, v.type) for v in node.operands], node.result_types)
-        known |= {v: v.type.with_strides(s) for v, s in zip(node.results, found.results, strict=True)}
-    return known
+    inside = set(chosen)
+    needed = 0
+    for value in dict.fromkeys(v for n in chosen for v in n.operands if matters(v.type)):
+        maker = graph.producer.get(value)
+        if maker is not None and maker not in inside:
+            needed |= graph.ancestors[maker] | 1 << graph.position[maker]
+    if not needed:
+        return known
+    nodes = [n for i, n in enumerate(graph.nodes) if needed >> i & 1]
+    last, major = (laid_out(graph, nodes, known, dict.fromkeys(chosen, side)) for side in (True, False))
+    made = [v for n in nodes if n not in inside for v in n.results]
+    return known | {v: last[v] for v in made if last[v].layout == major[v].layout}
+
+
+def laid_out(
+    graph: Graph, nodes: Sequence[Node], known: Mapping[Value, TensorType], images: Mapping[Node, bool]
+) -> Mapping[Value, TensorType]:
+    """Types with strides of what these nodes make, when those of `images` are channels-last or not."""
+    promised = promised_strides(graph)
+    made: dict[Value, TensorType] = {}
+    for node in nodes:
+        operands = [made.get(v, known.get(v, v.type)) for v in node.operands]
+        found = layouts_around(node, operands, images, promised)
+        made |= {v: v.type.with_strides(s) for v, s in zip(node.results, found.results, strict=True)}
+    return made
 
 
 @dataclass
@@ -173,8 +205,8 @@ class Network:
         others = [u for u in self.graph.users.get(value, ()) if u not in place]
         if any(converts_channels_last(u, value) for u in others):
             readers.append(MAJOR)
+        readers += self.leaving.get(value, ())
         if home >= 0:
-            readers += self.leaving.get(value, ())
             self.connect(home, MAJOR, value.type.nbytes * sum(copies_channels_last(u, value) for u in others))
         turned, returned = self.count, self.count + 1
         self.count += 2

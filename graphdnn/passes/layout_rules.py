@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
@@ -187,3 +188,33 @@ def fits(type: TensorType, last: bool, dense: bool) -> bool:
     return order is None or [a for a in order if type.shape[a] > 1] == [
         a for a in axis_order(wanted) or () if type.shape[a] > 1
     ]
+
+
+def promised_strides(graph: Graph) -> Mapping[Value, Strides]:
+    """The layout in which each value leaves the graph first."""
+    promised: dict[Value, Strides] = {}
+    for name, value in graph.updates.items():
+        promised.setdefault(value, graph.states[name].type.layout)
+    for name, value in graph.outputs.items():
+        promised.setdefault(value, graph.output_type(name).layout)
+    return promised
+
+
+def writes_anywhere(node: Node, strides: Strides) -> bool:
+    """Whether a node's first result may have any strides, so that an output of it needs no conversion."""
+    if isinstance(node.op, Attention):
+        return has_dense_rows(node.result.type.with_strides(strides))
+    return isinstance(node.op, Elementwise)
+
+
+def layouts_around(
+    node: Node, operands: Sequence[TensorType], images: Mapping[Node, bool], promised: Mapping[Value, Strides]
+) -> Layouts:
+    """Layouts around a node where those of `images` are channels-last or row-major and values leave as `promised`."""
+    if node in images:
+        return image_layouts(node.op, operands, node.result_types, images[node])
+    found = layouts(node.op, operands, node.result_types)
+    strides = promised.get(node.result)
+    if strides is None or not writes_anywhere(node, strides):
+        return found
+    return Layouts(found.operands, (strides, *found.results[1:]))

@@ -18,7 +18,7 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.layout import assign_layouts
-from graphdnn.passes.layout_images import known_layouts
+from graphdnn.passes.layout_images import convolutional_nodes, known_layouts
 from graphdnn.passes.rewrite import Ask, Precomputed, Rewritten
 from graphdnn.passes.rules.folding import is_constant
 
@@ -63,7 +63,7 @@ def pad_channels(graph: Graph, ask: Ask) -> Rewritten:
     layouts = None
     found: list[Padded] = []
     for image in dict.fromkeys(n.operands[0] for n in graph.nodes if takes_zeros(n, graph)):
-        layouts = known_layouts(graph) if layouts is None else layouts
+        layouts = known_layouts(graph, convolutional_nodes(graph)) if layouts is None else layouts
         padded = cheapest(image, graph, layouts, ask)
         if padded is not None:
             found.append(padded)

@@ -92,6 +92,51 @@ def test_no_other_choice_costs_less(choose, cost, case: int, rng: np.random.Gene
     assert cost(graph, chosen) == min((cost(graph, dict(zip(chosen, s, strict=True))) for s in sides), default=0)
 
 
+def least(graph: Graph) -> tuple[dict[Node, bool], int]:
+    """The choice of the pass, and what the best one costs."""
+    chosen = dict(channels_last_nodes(graph))
+    sides = itertools.product((True, False), repeat=len(chosen))
+    return chosen, min(both(graph, dict(zip(chosen, s, strict=True))) for s in sides)
+
+
+def pointwise_weights(channels: int) -> np.ndarray:
+    return np.ones((channels, channels, 1, 1), np.float32)
+
+
+def test_what_an_attention_of_images_makes_is_row_major_whatever_it_reads() -> None:
+    """It reads a pooled input, which is no choice as nothing convolves it; a softmax along rows is cheaper row-major,
+    and its result is as many bytes to convert as the attention's."""
+    g = gd.GraphBuilder()
+    x = g.max_pool(g.input("a", (2, 3, 6, 5), gd.float32), kernel=(3, 1), stride=(3, 1))
+    y = g.softmax(g.attention(x, x, x), axis=3, name="softmax")
+    graph = g.build({"y": g.conv(y, g.constant(pointwise_weights(3)))}, strides={"y": channels_last((2, 3, 2, 5))})
+    chosen, cost = least(graph)
+    assert both(graph, chosen) == cost
+    assert {n.name: last for n, last in chosen.items()} == {"softmax": False, "conv": True}
+
+
+def test_what_an_attention_of_chosen_images_makes_is_row_major_too() -> None:
+    g = gd.GraphBuilder()
+    x = g.conv(g.input("a", (2, 3, 1, 5), gd.float32), g.constant(pointwise_weights(3)))
+    y = g.softmax(g.attention(x, x, x), axis=3, name="softmax")
+    graph = g.build({"y": g.conv(y, g.constant(pointwise_weights(3)))}, strides={"y": channels_last((2, 3, 1, 5))})
+    chosen, cost = least(graph)
+    assert both(graph, chosen) == cost
+    assert not chosen[graph.producer[y]]
+
+
+def test_an_image_that_leaves_channels_last_is_converted_once_for_its_readers_too() -> None:
+    """The pooled image would be fewer bytes to convert, were the larger one not converted anyway."""
+    g = gd.GraphBuilder()
+    a = g.input("a", (2, 3, 6, 5), gd.float32)
+    x = g.attention(a, a, a)
+    y = g.conv(g.max_pool(x, kernel=(3, 1), stride=(3, 1)), g.constant(pointwise_weights(3)))
+    strides = {n: channels_last(v.type.shape) for n, v in (("x", x), ("y", y))}
+    graph = g.build({"x": x, "y": y}, strides=strides)
+    chosen, cost = least(graph)
+    assert both(graph, chosen) == cost == x.type.nbytes
+
+
 def residual(*, kernel: int = 3, outputs: int = 1, dtype: DType = gd.float16) -> Graph:
     """A convolution whose result meets another image, everything row-major outside."""
     shape = (32, 64, 56, 56)
