@@ -31,7 +31,7 @@ def test_no_call_writes_constants_again(rng: np.random.Generator, monkeypatch: p
     exe = gd.compile(graph, target="cuda")
     assert sum("matmul" in region.pattern for region in exe.report.regions) == 2
     memory = loaded(exe._program).constants
-    before = written.into(memory)
+    before, loaded_then = written.into(memory), written.loads()
     loads = [(at, n) for how, at, n in before if how == "write"]  # trials may have filled this memory before
     assert [n for _, n in loads].count(WIDTH * WIDTH * 2) == 1
     assert len({at for at, _ in loads}) == len(loads)
@@ -48,4 +48,5 @@ def test_no_call_writes_constants_again(rng: np.random.Generator, monkeypatch: p
                 assert relative_error(array, wanted) <= 4e-3
         assert loaded(own._program).constants is memory
     assert written.into(memory) == before
+    assert written.loads() == loaded_then
     assert len(written.spans) > len(before), "numpy inputs were copied to the device meanwhile"

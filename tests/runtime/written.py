@@ -14,6 +14,10 @@ class Written:
 
     spans: list[tuple[str, int, int]] = field(default_factory=list)
 
+    def loads(self) -> int:
+        """How many constants were written, wherever they went."""
+        return sum(how == "write" for how, _, _ in self.spans)
+
     def into(self, memory: Memory) -> list[tuple[str, int, int]]:
         """Those that touch a piece of memory, offsets counted from its start."""
         start, stop = memory.handle, memory.handle + memory.nbytes
