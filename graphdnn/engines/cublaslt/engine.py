@@ -12,7 +12,7 @@ from graphdnn.engines.cublaslt.estimate import estimate
 from graphdnn.engines.cublaslt.kept import read_algorithms, spell_algorithms
 from graphdnn.engines.cublaslt.library import REDUCTIONS, Algorithm, Library, Request, open_library, refusal
 from graphdnn.engines.cublaslt.plan import CublasLtPlan
-from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem, describe
+from graphdnn.engines.cublaslt.problem import Problem, describe
 from graphdnn.engines.cublaslt.support import (
     INT8_MULTIPLE,
     bindings_decline,
@@ -73,7 +73,14 @@ class CublasLtEngine:
                 f"the limit of {policy.workspace_limit} bytes of scratch rules out {free.workspace_bytes}, with which "
                 f"cublaslt is estimated at {free.us:.1f} us"
             )
-        return Support(best.us, words, kernels=best.kernels, workspace_bytes=best.workspace_bytes, ruled_out=ruled_out)
+        return Support(
+            best.us,
+            words,
+            kernels=best.kernels,
+            workspace_bytes=best.workspace_bytes,
+            notes=repeats(problem),
+            ruled_out=ruled_out,
+        )
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
         problem = accept(region, device.target)
@@ -91,7 +98,7 @@ class CublasLtEngine:
         for asked in dict.fromkeys((unbounded(policy), policy, bare)):
             if asked is bare and any(not a.workspace_bytes for _, a in found.values()):
                 break
-            request = Request(workspace_limit(asked), VECTOR_BYTES, allowed_reductions(asked), COUNT)
+            request = Request(workspace_limit(asked), problem.alignment, allowed_reductions(asked), COUNT)
             algorithms = search(library, device, problem, compute, request, policy.precision)
             if isinstance(algorithms, Decline):
                 refused = algorithms
@@ -108,7 +115,7 @@ class CublasLtEngine:
                 algorithm.workspace_bytes,
                 words,
                 deterministic=algorithm.is_deterministic,
-                notes=(f"{algorithm.waves:.2f} waves",),
+                notes=(f"{algorithm.waves:.2f} waves", *repeats(problem)),
                 recipe=Recipe(problem, compute, policy.precision, reductions, algorithm),
             )
             for reductions, algorithm in found.values()
@@ -191,6 +198,11 @@ def accept(region: Region, target: Target) -> Problem | Decline:
     if objection is None:
         objection = problem_declines(problem, region, target)
     return problem if objection is None else objection
+
+
+def repeats(problem: Problem) -> tuple[str, ...]:
+    """What the report says of several calls."""
+    return (f"{problem.calls} calls",) if problem.calls > 1 else ()
 
 
 def unbounded(policy: Policy) -> Policy:

@@ -19,11 +19,18 @@ BANDWIDTH_REACH = 0.94
 TILES: tuple[tuple[int, int, float], ...] = ((256, 128, 0.97), (128, 128, 0.87), (128, 64, 0.7), (64, 64, 0.5))
 """Rows and columns of a block's tile and the fraction of a multiprocessor's matrix rate it reaches, largest first."""
 
+PLAIN_TILES: tuple[tuple[int, int, float], ...] = (*TILES[:2], (128, 64, 0.8), (64, 64, 0.7))
+"""The same outside the matrix units, whose small tiles wait less for memory.  In float32 1024 cubed took 61.0 us in one
+wave of 128x64, 512x768x768 20.9 us in three blocks of 64x64 a multiprocessor, K in four parts."""
+
 SPLITS = (1, 2, 4, 8, 16)
 """Parts into which K may be divided; from two on a second kernel adds up the parts."""
 
-LEAST_PART = 256
-"""A part of K shorter than this gains nothing."""
+LEAST_PART, LEAST_PLAIN_PART = 256, 192
+"""A part of K shorter than this gains nothing; outside the matrix units the library was seen to make parts of 192."""
+
+PLAIN = "float32"
+"""The unit that is none of the matrix units."""
 
 SPECIAL = {"gelu_tanh": 2}
 """Special-function operations per element of an activation; they are not hidden behind the product."""
@@ -31,7 +38,7 @@ SPECIAL = {"gelu_tanh": 2}
 
 @dataclass(frozen=True)
 class Estimate:
-    """Microseconds, kernels and scratch bytes of the best way found."""
+    """Microseconds, kernels and scratch bytes of the best way found, of all calls together; scratch they share."""
 
     us: float
     kernels: int
@@ -39,12 +46,16 @@ class Estimate:
 
 
 def estimate(problem: Problem, region: Region, target: Target, unit: str, limit: int) -> Estimate:
-    """The cheapest of all tiles and splits whose scratch fits into `limit` bytes.  `unit` is a key of Target.rates."""
-    moved = region.read_bytes + region.written_bytes
+    """The cheapest of all tiles and splits whose scratch fits into `limit` bytes.  `unit` is a key of Target.rates.
+
+    Calls follow one another, in a captured graph too: each has a start, and waves of blocks of its own.
+    """
+    moved = (region.read_bytes + region.written_bytes) / problem.calls
     elements = problem.m * problem.n * problem.batch
     per_us = target.bandwidth * BANDWIDTH_REACH / 1e6
     rate = target.rate(unit) / target.sm_count / 1e6
-    splits = [s for s in SPLITS if s == 1 or problem.k >= s * LEAST_PART]
+    tiles, least = (PLAIN_TILES, LEAST_PLAIN_PART) if unit == PLAIN else (TILES, LEAST_PART)
+    splits = [s for s in SPLITS if s == 1 or problem.k >= s * least]
     best: tuple[float, int, int] | None = None
     for split in splits:
         # Parts that are written and read again mostly stay in the second-level cache, so they count once.
@@ -52,14 +63,14 @@ def estimate(problem: Problem, region: Region, target: Target, unit: str, limit:
         if parts > limit:
             continue
         kernels = 1 if split == 1 else 2
-        waves = min(tiled_us(problem, rows, columns, split, rate * reach, target) for rows, columns, reach in TILES)
+        waves = min(tiled_us(problem, rows, columns, split, rate * reach, target) for rows, columns, reach in tiles)
         us = kernels * target.launch_us + max(waves, (moved + parts) / per_us)
         if best is None or us < best[0]:
             best = us, kernels, parts
     assert best is not None
     us, kernels, parts = best
     special = 1e6 * SPECIAL.get(problem.activation, 0) * elements / target.rate("special")
-    return Estimate(us + FIXED_US + special, kernels, parts)
+    return Estimate(problem.calls * (us + FIXED_US + special), problem.calls * kernels, parts)
 
 
 def tiled_us(problem: Problem, rows: int, columns: int, split: int, rate: float, target: Target) -> float:

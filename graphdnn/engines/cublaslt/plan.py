@@ -1,4 +1,4 @@
-"""A built cuBLASLt plan: one call of the library a run, with descriptors made beforehand."""
+"""A built cuBLASLt plan: one call of the library a run, or a few, with descriptors made beforehand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Operations(threading.local):
 
 class CublasLtPlan:
     """One product, run by the first of one or two algorithms, or by the second where an address is aligned to less than
-    a vector load.  `who` is what the plan is of, as saving it says."""
+    the first was asked for.  All calls of a run share algorithm, descriptors and scratch: a stream runs one after the
+    other.  `who` is what the plan is of, as saving it says."""
 
     def __init__(
         self,
@@ -47,6 +48,8 @@ class CublasLtPlan:
         self._layouts = library.layouts(problem)
         self._a, self._b, self._c, self._d = (m.index for m in (problem.a, problem.b, problem.c, problem.d))
         self._bias = None if problem.bias is None else problem.bias.index
+        self._alignment = problem.alignment
+        self._starts = [problem.bytes_behind(start) for start in problem.starts]
         scalars = arithmetic_of(problem).scalars.numpy
         self._numbers = np.array([problem.alpha, problem.beta], scalars)
         self._alpha = self._numbers.ctypes.data
@@ -60,36 +63,38 @@ class CublasLtPlan:
         operation = self._operations.mine
         a, b, c, d = addresses[self._a], addresses[self._b], addresses[self._c], addresses[self._d]
         together = a | b | c | d
+        bias = 0
         if self._bias is not None:
             bias = addresses[self._bias]
             together |= bias
-            if bias != operation.bias_address:
-                operation.set_bias(bias)
         algorithm = self._algorithm
-        if together % VECTOR_BYTES:
+        if together % self._alignment:
             algorithm = self._fallback
             if not algorithm:
                 raise ExecutionError(self._misaligned(addresses))
         layout_a, layout_b, layout_c, layout_d = self._layouts.addresses
         try:
-            self._matmul(
-                self._handle,
-                operation.address,
-                self._alpha,
-                a,
-                layout_a,
-                b,
-                layout_b,
-                self._beta,
-                c,
-                layout_c,
-                d,
-                layout_d,
-                algorithm,
-                workspace,
-                self.workspace_bytes,
-                stream,
-            )
+            for to_a, to_b, to_c, to_d, to_bias in self._starts:
+                if bias and bias + to_bias != operation.bias_address:
+                    operation.set_bias(bias + to_bias)
+                self._matmul(
+                    self._handle,
+                    operation.address,
+                    self._alpha,
+                    a + to_a,
+                    layout_a,
+                    b + to_b,
+                    layout_b,
+                    self._beta,
+                    c + to_c,
+                    layout_c,
+                    d + to_d,
+                    layout_d,
+                    algorithm,
+                    workspace,
+                    self.workspace_bytes,
+                    stream,
+                )
         except self._errors as error:
             kind = OutOfMemoryError if lacks_memory(error) else ExecutionError
             raise kind(f"cuBLASLt plan {self.name} was refused: {error}") from None
@@ -98,5 +103,5 @@ class CublasLtPlan:
         words = ", ".join(hex(x) for x in addresses)
         return (
             f"cuBLASLt plan {self.name} got the addresses {words}; for {self._problem.a.dtype} operands it has no "
-            f"algorithm that takes less than {VECTOR_BYTES} bytes of alignment"
+            f"algorithm that takes less than {self._alignment} bytes of alignment"
         )

@@ -1,4 +1,4 @@
-"""A matmul region as cuBLASLt sees it: column-major matrices with leading dimensions, found from shapes and strides.
+"""A matmul region as calls of cuBLASLt: column-major matrices with leading dimensions, found from shapes and strides.
 
 The library stores matrices by columns.  A result whose last axis is contiguous is the transpose of such a matrix, so
 the operands change places: D' = B' A'.  The bias then runs along the rows of D', which is the last axis.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from math import gcd
+from typing import NamedTuple
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.cublaslt.axes import Axis, Loops, find_loops
 from graphdnn.engines.cublaslt.chain import Chain, Summand, read_chain
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DType, TensorType
+from graphdnn.ir.types import DType
 
 VECTOR_BYTES = 16
 """The widest load; leading dimensions in multiples of it are the fast ones."""
@@ -45,9 +47,19 @@ class BiasVector:
     batch_stride: int
 
 
+class Start(NamedTuple):
+    """Elements by which a call's matrices and bias lie behind the region's."""
+
+    a: int = 0
+    b: int = 0
+    c: int = 0
+    d: int = 0
+    bias: int = 0
+
+
 @dataclass(frozen=True)
 class Problem:
-    """D = act(alpha * op(A) op(B) + beta * C + bias), all column-major, `batch` times.
+    """D = act(alpha * op(A) op(B) + beta * C + bias), all column-major, `batch` times, once from each of `starts`.
 
     op transposes where the flag says so; A is stored m x k or k x m, B k x n or n x k.  Without a residual beta is 0
     and C is D.  `index` counts the region's inputs, then its output.
@@ -67,6 +79,23 @@ class Problem:
     beta: float = 0.0
     bias: BiasVector | None = None
     activation: str = ""
+    starts: tuple[Start, ...] = (Start(),)
+
+    @property
+    def calls(self) -> int:
+        return len(self.starts)
+
+    def bytes_behind(self, start: Start) -> tuple[int, ...]:
+        """What a start adds to the addresses of A, B, C, D and the bias."""
+        bias = self.d.dtype if self.bias is None else self.bias.dtype
+        sizes = (self.a.dtype, self.b.dtype, self.c.dtype, self.d.dtype, bias)
+        return tuple(n * dtype.itemsize for n, dtype in zip(start, sizes, strict=True))
+
+    @property
+    def alignment(self) -> int:
+        """Bytes at whose multiples all calls find all tensors, where the region's own addresses allow the widest
+        loads."""
+        return gcd(VECTOR_BYTES, *(n for start in self.starts for n in self.bytes_behind(start)))
 
     @property
     def epilogue(self) -> str:
@@ -76,34 +105,9 @@ class Problem:
         return "_".join(parts) or "DEFAULT"
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One axis of the product: its size and each tensor's step along it, 0 where the tensor repeats or has none."""
-
-    size: int
-    steps: dict[str, int]
-
-    def encloses(self, inner: Axis) -> bool:
-        """Whether walking this axis is what comes after the end of `inner`, in every tensor."""
-        return all(step == inner.size * inner.steps[t] for t, step in self.steps.items())
-
-    def times(self, inner: Axis) -> Axis:
-        """Both axes as one, where this one encloses the other."""
-        return Axis(self.size * inner.size, inner.steps)
-
-
-@dataclass(frozen=True)
-class Loops:
-    """The axes of the product: rows M, columns N, the sum's K, and what is left of the batch axes."""
-
-    m: Axis
-    n: Axis
-    k: Axis
-    batch: Axis
-
-
 def describe(region: Region) -> Problem | Decline:
-    """The region as one call of the library, or why it is none.  Needs neither the library nor a device."""
+    """The region as calls of the library that differ in addresses alone, or why it is none.  Needs neither the library
+    nor a device."""
     chain = read_chain(region)
     if isinstance(chain, Decline):
         return chain
@@ -111,12 +115,11 @@ def describe(region: Region) -> Problem | Decline:
         return Decline(
             Code.PATTERN, f"{region.pattern} adds a tensor that it computes itself; cuBLASLt reads it from memory"
         )
+    ways = find_loops(chain)
+    if isinstance(ways, Decline):
+        return ways
     refusals: list[Decline] = []
-    for absorbing in (True, False):
-        loops = find_loops(chain, absorbing)
-        if isinstance(loops, Decline):
-            refusals.append(loops)
-            continue
+    for loops in ways:
         for order in permutations(chain.summands):
             for (residual, bias), swapped in product(places(order), (True, False)):
                 found = arrange(region, chain, loops, swapped, residual, bias)
@@ -136,63 +139,6 @@ def places(summands: tuple[Summand, ...]) -> list[tuple[Summand | None, Summand 
     """
     first, second = (*summands, None, None)[:2]
     return [(first, second), (second, first)] if len(summands) == 1 else [(first, second)]
-
-
-def batch_steps(type: TensorType, rank: int) -> list[int]:
-    """Steps along the product's batch axes, 0 where the tensor has size 1 or no such axis."""
-    own = [s if n != 1 else 0 for n, s in zip(type.shape[:-2], type.layout[:-2], strict=True)]
-    return [0] * (rank - len(own)) + own
-
-
-def find_loops(chain: Chain, absorbing: bool) -> Loops | Decline:
-    """The axes of the product, batch axes merged where all tensors allow it.  `absorbing` puts them into M or N where
-    one operand is the same for the whole batch: one large product runs better than many."""
-    a, b = chain.anchor.operand_types
-    d = chain.last.result.type
-    rank = d.rank - 2
-    steps: dict[str, list[int]] = {
-        "a": [*batch_steps(a, rank), a.layout[-2], 0],
-        "b": [*batch_steps(b, rank), 0, b.layout[-1]],
-        "d": list(d.layout),
-    }
-    for number, summand in enumerate(chain.summands):
-        steps[f"s{number}"] = list(summand.strides)
-    axes = [Axis(n, {t: s[i] for t, s in steps.items()}) for i, n in enumerate(d.shape)]
-    k = Axis(a.shape[-1], {"a": a.layout[-1], "b": b.layout[-2]})
-    m, n = axes[-2:]
-    batch = sorted((x for x in axes[:-2] if x.size > 1), key=lambda x: -x.steps["d"])
-    if absorbing:
-        m, batch = absorb(m, batch, "b")
-        n, batch = absorb(n, batch, "a")
-    merged: list[Axis] = []
-    for axis in batch:
-        if merged and merged[-1].encloses(axis):
-            merged[-1] = merged[-1].times(axis)
-        else:
-            merged.append(axis)
-    if len(merged) > 1:
-        sizes = " and ".join(str(x.size) for x in merged)
-        return Decline(
-            Code.LAYOUT,
-            f"the batch axes of {chain.anchor} do not lie in memory as one (sizes {sizes}); "
-            "cuBLASLt takes one step a batch entry",
-        )
-    return Loops(m, n, k, merged[0] if merged else Axis(1, dict.fromkeys(steps, 0)))
-
-
-def absorb(axis: Axis, batch: list[Axis], shared: str) -> tuple[Axis, list[Axis]]:
-    """`axis` made longer by the batch axes along which operand `shared` repeats, and the batch axes that are left."""
-    rest = list(batch)
-    progress = True
-    while progress:
-        progress = False
-        for candidate in reversed(rest):
-            if candidate.steps[shared] == 0 and (axis.size == 1 or candidate.encloses(axis)):
-                axis = candidate if axis.size == 1 else candidate.times(axis)
-                rest.remove(candidate)
-                progress = True
-                break
-    return axis, rest
 
 
 def stored(rows: Axis, columns: Axis, tensor: str, itemsize: int) -> int | None:
@@ -223,8 +169,8 @@ def operand(rows: Axis, columns: Axis, tensor: str, itemsize: int, prefer_transp
 def arrange(
     region: Region, chain: Chain, loops: Loops, swapped: bool, residual: Summand | None, bias: Summand | None
 ) -> Problem | Decline | None:
-    """The call with D stored by columns as it is, or as its transpose with the operands changed over; None where D does
-    not lie that way round."""
+    """The calls with D stored by columns as it is, or as its transpose with the operands changed over; None where D
+    does not lie that way round."""
     address = {v: i for i, v in enumerate((*region.inputs, *region.outputs))}
     left, right = chain.anchor.operands
     rows, columns, a, b = (loops.n, loops.m, "b", "a") if swapped else (loops.m, loops.n, "a", "b")
@@ -259,20 +205,22 @@ def arrange(
         alpha=chain.alpha,
         activation=chain.activation,
     )
+    tensor_c, tensor_bias = "d", ""
     if residual is not None:
-        tensor = f"s{chain.summands.index(residual)}"
-        ld_c = stored(rows, columns, tensor, residual.value.type.dtype.itemsize)
+        tensor_c = f"s{chain.summands.index(residual)}"
+        ld_c = stored(rows, columns, tensor_c, residual.value.type.dtype.itemsize)
         if ld_c is None:
             return unstored(residual.value, "the added tensor") if residual.is_full else neither(residual)
-        c = matrix(residual.value, tensor, (m, n), ld_c)
+        c = matrix(residual.value, tensor_c, (m, n), ld_c)
         problem = replace(problem, c=c, beta=residual.factor)
     if bias is not None:
-        tensor = f"s{chain.summands.index(bias)}"
-        vector = bias_vector(bias, tensor, rows, columns, loops.batch, address)
+        tensor_bias = f"s{chain.summands.index(bias)}"
+        vector = bias_vector(bias, tensor_bias, rows, columns, loops.batch, address)
         if isinstance(vector, Decline):
             return vector
         problem = replace(problem, bias=vector)
-    return problem
+    starts = (Start(x[a], x[b], x[tensor_c], x["d"], x.get(tensor_bias, 0)) for x in loops.starts())
+    return replace(problem, starts=tuple(starts))
 
 
 def bias_vector(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 
 from graphdnn.answer import Code, Decline, Fix, missing
 from graphdnn.engines.contract import Policy
-from graphdnn.engines.cublaslt.problem import Matrix, Problem
+from graphdnn.engines.cublaslt.problem import Problem
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, bfloat16, float16, float32, float64, int8, int32
@@ -188,16 +189,22 @@ def int8_declines(problem: Problem, region: Region, target: Target) -> Decline |
             return Decline(
                 Code.SHAPE, f"{what} has {extent} elements; with int8 cuBLASLt needs a multiple of {INT8_MULTIPLE}"
             )
-    return stride_declines((problem.a, problem.b, problem.d), region)
+    return stride_declines(problem, region)
 
 
-def stride_declines(matrices: tuple[Matrix, ...], region: Region) -> Decline | None:
+def stride_declines(problem: Problem, region: Region) -> Decline | None:
     """Strides and offsets of int8 operands: the library would refuse such addresses when it runs."""
     values = (*region.inputs, *region.outputs)
     memory = resolve(region.graph)
-    for matrix in matrices:
+    starts_a, starts_b, _, starts_d, _ = zip(*problem.starts, strict=True)
+    for matrix, starts in ((problem.a, starts_a), (problem.b, starts_b), (problem.d, starts_d)):
         value = values[matrix.index]
-        found = {"ld": matrix.ld, "batch stride": matrix.batch_stride, "offset": memory.get(value, (value, 0))[1]}
+        found = {
+            "ld": matrix.ld,
+            "batch stride": matrix.batch_stride,
+            "stride between calls": gcd(*starts),
+            "offset": memory.get(value, (value, 0))[1],
+        }
         for name, number in found.items():
             if number % INT8_MULTIPLE:
                 need = f"a multiple of {INT8_MULTIPLE}"

@@ -26,18 +26,20 @@ def activated(x: Array, name: str) -> Array:
 
 
 def run(problem: Problem, memory: Sequence[Array]) -> None:
-    """Writes D = act(alpha op(A) op(B) + beta C + bias), batch entry by batch entry, computing in float64."""
+    """Writes D = act(alpha op(A) op(B) + beta C + bias), call by call and batch entry by batch entry, in float64."""
     p = problem
-    for entry in range(p.batch):
-        a = memory[p.a.index][places(p.a, entry)].astype(np.float64)
-        b = memory[p.b.index][places(p.b, entry)].astype(np.float64)
-        left, right = a.T if p.transpose_a else a, b.T if p.transpose_b else b
-        assert (left.shape, right.shape) == ((p.m, p.k), (p.k, p.n))
-        d = p.alpha * (left @ right)
-        if p.beta:
-            d = d + p.beta * memory[p.c.index][places(p.c, entry)].astype(np.float64)
-        if p.bias is not None:
-            vector = memory[p.bias.index][entry * p.bias.batch_stride + np.arange(p.m)]
-            d = d + vector.astype(np.float64)[:, None]
-        assert d.shape == (p.d.rows, p.d.columns)
-        memory[p.d.index][places(p.d, entry)] = activated(d, p.activation).astype(memory[p.d.index].dtype)
+    for start in p.starts:
+        for entry in range(p.batch):
+            a = memory[p.a.index][start.a + places(p.a, entry)].astype(np.float64)
+            b = memory[p.b.index][start.b + places(p.b, entry)].astype(np.float64)
+            left, right = a.T if p.transpose_a else a, b.T if p.transpose_b else b
+            assert (left.shape, right.shape) == ((p.m, p.k), (p.k, p.n))
+            d = p.alpha * (left @ right)
+            if p.beta:
+                d = d + p.beta * memory[p.c.index][start.c + places(p.c, entry)].astype(np.float64)
+            if p.bias is not None:
+                vector = memory[p.bias.index][start.bias + entry * p.bias.batch_stride + np.arange(p.m)]
+                d = d + vector.astype(np.float64)[:, None]
+            assert d.shape == (p.d.rows, p.d.columns)
+            result = memory[p.d.index]
+            result[start.d + places(p.d, entry)] = activated(d, p.activation).astype(result.dtype)

@@ -60,6 +60,14 @@ def restrided(graph: Graph, strides: Sequence[int]) -> Graph:
     return rewriter.finish()
 
 
+def packed(batch: int, heads: int, tokens: int, depth: int, by_columns: bool = False, gap: int = 0) -> Strided:
+    """One third of the queries, keys and values of several sequences, (batch, heads, tokens, depth), or the last two
+    axes the other way round; `gap` elements lie behind each token."""
+    step = 3 * heads * depth + gap
+    shape, strides = (batch, heads, tokens, depth), (tokens * step, depth, step, 1)
+    return Strided((*shape[:2], depth, tokens), (*strides[:2], 1, step)) if by_columns else Strided(shape, strides)
+
+
 def draw(region: Region, rng: np.random.Generator) -> dict[str, Array]:
     """Fresh random numbers for each input, in row-major arrays."""
     found: dict[str, Array] = {}

@@ -10,9 +10,11 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.cublaslt.problem import Problem, describe
+from graphdnn.engines.cublaslt.axes import MOST_CALLS
+from graphdnn.engines.cublaslt.problem import Problem, Start, describe
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
+from graphdnn.ir.types import row_major
 from tests.engines.cublaslt.emulator import run
 from tests.engines.cublaslt.product import (
     TAILS,
@@ -21,6 +23,8 @@ from tests.engines.cublaslt.product import (
     draw,
     expected,
     memory_of,
+    nothing,
+    packed,
     product,
     relu,
     residual,
@@ -147,12 +151,114 @@ def test_batch_axes_in_another_order_of_memory_merge(rng: np.random.Generator) -
     assert check(product(a, b, strides=(42, 84, 6, 1)), rng).batch == 6
 
 
-def test_heads_inside_a_row_do_not_merge() -> None:
-    heads = Strided((2, 3, 7, 5), (7 * 15, 5, 15, 1))
-    found = describe(product(heads, Strided((2, 3, 5, 6))))
+def test_heads_inside_a_row_take_a_call_each_sequence(rng: np.random.Generator) -> None:
+    problem = check(product(packed(2, 3, 7, 5), packed(2, 3, 7, 5, by_columns=True)), rng)
+    assert (problem.batch, problem.calls, problem.a.batch_stride) == (3, 2, 5)
+    assert problem.starts == (Start(), Start(7 * 45, 7 * 45, 3 * 49, 3 * 49))
+
+
+def test_more_sequences_than_heads_take_a_call_each_head(rng: np.random.Generator) -> None:
+    problem = check(product(packed(4, 3, 7, 5), packed(4, 3, 7, 5, by_columns=True), tail=times(0.5)), rng)
+    assert (problem.batch, problem.calls, problem.a.batch_stride) == (4, 3, 7 * 45)
+
+
+def test_heads_that_are_written_side_by_side(rng: np.random.Generator) -> None:
+    weights, values = Strided((2, 3, 7, 7)), packed(2, 3, 7, 5)
+    problem = check(product(weights, values, strides=(7 * 15, 5, 15, 1)), rng)
+    assert (problem.batch, problem.calls) == (3, 2)
+
+
+def test_query_heads_that_share_keys_become_rows_where_they_lie_as_such(rng: np.random.Generator) -> None:
+    """Two sequences, three groups of four query heads, each with keys of its own, which are slices of rows."""
+    keys = Strided((2, 3, 1, 5, 7), (7 * 45, 5, 5, 1, 45))
+    dense = check(product(Strided((2, 3, 4, 7, 5)), keys), rng)
+    assert (dense.batch, dense.n, dense.calls) == (3, 4 * 7, 2)
+    sliced = check(product(Strided((2, 3, 4, 7, 5), (7 * 60, 20, 5, 60, 1)), keys), rng)
+    assert (sliced.batch, sliced.n, sliced.calls) == (4, 7, 6)
+
+
+def test_operands_that_repeat_along_different_axes(rng: np.random.Generator) -> None:
+    problem = check(product(Strided((4, 1, 7, 5)), Strided((1, 3, 5, 6))), rng)
+    assert (problem.batch, problem.calls) == (4, 3)
+
+
+def scattered(rng: np.random.Generator, batch: tuple[int, ...], rows: int, columns: int) -> Strided:
+    """A matrix by rows or by columns for each batch entry; the batch axes lie in any order, within a matrix's rows or
+    outside, with gaps."""
+    inner, outer = (rows, columns) if rng.integers(2) else (columns, rows)
+    strides = dict.fromkeys(range(len(batch)), 0)
+    order = [int(x) for x in rng.permutation(len(batch))]
+    inside = int(rng.integers(len(batch) + 1))
+    step = inner
+    for axis in order[:inside]:
+        strides[axis], step = step, step * batch[axis]
+    ld = step + int(rng.choice([0, 0, 3]))
+    step = ld * outer + int(rng.choice([0, 0, 5]))
+    for axis in order[inside:]:
+        strides[axis], step = step, step * batch[axis]
+    last = (1, ld) if inner == rows and (inner != columns or rng.integers(2)) else (ld, 1)
+    return Strided((*batch, rows, columns), (*strides.values(), *last))
+
+
+def thinned(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with some axes of size 1, along which a tensor repeats."""
+    return tuple(n if rng.integers(3) else 1 for n in shape)
+
+
+def test_batch_axes_anyhow(rng: np.random.Generator) -> None:
+    """Three batch axes, each tensor repeating along any of them and lying as it likes."""
+    calls = set()
+    for _ in range(400):
+        batch = tuple(int(x) for x in rng.choice([1, 2, 3], 3))
+        m, n, k = (int(x) for x in rng.choice([1, 2, 3, 5], 3))
+        batches = thinned(rng, batch), thinned(rng, batch)
+        whole = tuple(np.broadcast_shapes(*batches))
+        a, b = scattered(rng, batches[0], m, k), scattered(rng, batches[1], k, n)
+        d = scattered(rng, whole, m, n).strides
+        assert d is not None
+        by_columns = d[-2] == 1 and d[-1] != 1
+        vector_shape = (*thinned(rng, whole), *((m, 1) if by_columns else (1, n)))
+        full_shape = (*thinned(rng, whole), m, n)
+        tails = (
+            nothing,
+            relu,
+            residual(d),
+            lambda g, y, new, s=vector_shape: g.add(y, new("bias", s)),
+            lambda g, y, new, s=full_shape: g.sub(y, new("c", s)),
+        )
+        tail = tails[int(rng.integers(len(tails) if not by_columns else 4))]
+        calls.add(check(product(a, b, gd.float32, tail, strides=d), rng).calls)
+    assert {1, 2, 3} <= calls
+
+
+def test_too_many_calls_are_declined_with_the_strides_that_make_them_fewer() -> None:
+    many = MOST_CALLS + 1
+    heads, other = packed(many, many, 2, 3), Strided((many, many, 3, 4))
+    found = describe(product(heads, other))
     assert isinstance(found, Decline)
-    assert found.code is Code.LAYOUT
-    assert "one step a batch entry" in found.reason
+    assert (found.code, f"makes {many} calls" in found.reason) == (Code.LAYOUT, True), found.reason
+    assert found.fix is not None
+    assert (found.fix.target, found.fix.attribute, found.fix.before) == ("a", "strides", str(heads.strides))
+    assert found.fix.after == str(row_major(heads.shape))
+    assert problem_of(product(Strided(heads.shape), other)).calls == 1
+    assert problem_of(product(packed(many, MOST_CALLS, 2, 3), Strided((many, MOST_CALLS, 3, 4)))).calls == MOST_CALLS
+
+
+def test_a_fix_names_all_tensors_that_must_change() -> None:
+    many = MOST_CALLS + 1
+    found = describe(product(packed(many, many, 4, 3), packed(many, many, 4, 3, by_columns=True)))
+    assert isinstance(found, Decline)
+    assert found.fix is not None
+    assert (found.fix.target, found.fix.attribute) == ("a and b", "strides")
+    crossed = describe(product(Strided((many, 1, 2, 3)), Strided((1, many, 3, 2))))
+    assert isinstance(crossed, Decline)
+    assert crossed.fix is None, "no strides make one operand repeat along two axes as along one"
+
+
+@pytest.mark.parametrize(("depth", "dtype", "bytes"), [(8, gd.float16, 16), (6, gd.float16, 4), (5, gd.float16, 2)])
+def test_calls_start_where_loads_are_no_wider_than_said(depth: int, dtype: gd.DType, bytes: int) -> None:
+    region = product(packed(4, 3, 8, depth), packed(4, 3, 8, depth, by_columns=True), dtype)
+    assert problem_of(region).alignment == bytes
 
 
 def test_one_batch_entry_of_heads(rng: np.random.Generator) -> None:
