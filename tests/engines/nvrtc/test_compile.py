@@ -158,22 +158,10 @@ def test_the_compiler_is_here() -> None:
     assert version >= (13, 0)
 
 
-@pytest.mark.parametrize(
-    ("hidden", "library", "package"),
-    [
-        (
-            "import cuda.pathfinder as found\n"
-            "def absent(name): raise found.DynamicLibNotFoundError('no ' + name)\n"
-            "found.load_nvidia_dynamic_lib = absent\n",
-            "libnvrtc",
-            "nvidia-cuda-nvrtc",
-        ),
-        ("import sys; sys.modules['cuda.bindings'] = None\n", "cuda-bindings", "cuda-python"),
-    ],
-)
-def test_a_missing_compiler_is_named_with_its_package(hidden: str, library: str, package: str) -> None:
-    """Case A3, in a process of its own, since a library that is loaded once stays."""
-    code = hidden + (
+def test_missing_bindings_are_named_with_their_package() -> None:
+    """In a process of its own; the missing library itself is the matter of test_hidden.py."""
+    code = (
+        "import sys; sys.modules['cuda.bindings'] = None\n"
         "from graphdnn.engines.nvrtc.compile import compile_cubin\n"
         "answer = compile_cubin('', 'sm_90')\n"
         "print(answer.code, answer.reason, answer.fix, sep='\\n')\n"
@@ -181,19 +169,9 @@ def test_a_missing_compiler_is_named_with_its_package(hidden: str, library: str,
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     kind, reason, fix = done.stdout.splitlines()
     assert kind == "setup"
-    assert library in reason
-    assert package in reason
-    assert package in fix
-
-
-def test_a_present_device_without_the_compiler_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Decline(Code.SETUP, "no compiler")
-    monkeypatch.setattr("graphdnn.engines.nvrtc.engine.compiler_version", lambda: setup)
-    g = gd.GraphBuilder()
-    region = whole(g.build({"y": g.relu(g.input("x", (4, 6), gd.float16))}))
-    described = Target.named("h200")
-    assert NvrtcEngine().supports(region, replace(described, present=True), Policy()) is setup
-    assert NvrtcEngine().supports(region, described, Policy())
+    assert "cuda-bindings" in reason
+    assert "cuda-python" in reason
+    assert "cuda-python" in fix
 
 
 def test_machines_that_cannot_run_the_kernels_are_declined() -> None:
