@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.answers import remembered
@@ -29,9 +30,12 @@ from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, p
 from graphdnn.engines.cudnn.support import objection
 from graphdnn.engines.cudnn.tables import CUTTING, IEEE, WRONG, float32_precision, is_known, is_steady
 from graphdnn.engines.saved import Identity, identity, spelled, unnamed
+from graphdnn.errors import MomentaryError
 from graphdnn.ir.region import Region
 from graphdnn.once import Once
 from graphdnn.target import Target
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -79,7 +83,7 @@ class CudnnEngine:
         known = self._remembered(question(cudnn, region, device.target), device) or []
         one: Proposal | Decline | None = next((p for p in known if p.name == wanted), None)
         if one is None:
-            one = proposal(cudnn, lambda: lowered(region, device), wanted)
+            one = timely(proposal(cudnn, lambda: lowered(region, device), wanted), device)
         if isinstance(one, Decline):
             return one
         found = trusted(Anatomy(region), [one], device.target, policy)
@@ -137,7 +141,9 @@ class CudnnEngine:
             return found
         if not found.content:
             return compiled(candidate, who, device)
-        return rebuild(cudnn, found.content, found.bindings, found.workspace, device.target.ordinal, who)
+        return timely(
+            rebuild(cudnn, found.content, found.bindings, found.workspace, device.target.ordinal, who), device
+        )
 
     def _proposals(self, region: Region, device: Device) -> list[Proposal] | Decline:
         import cudnn
@@ -151,7 +157,7 @@ class CudnnEngine:
         known = self._remembered(key, device)
         if known is not None:
             return known
-        found = proposals(cudnn, lambda: lowered(region, device))
+        found = timely(proposals(cudnn, lambda: lowered(region, device)), device)
         if not isinstance(found, Decline):
             self._proposed[key] = found
             device.store.put(PROPOSALS, key, spell_proposals(found))
@@ -178,6 +184,21 @@ def forgotten(what: str, reason: str) -> None:
     warnings.warn(f"a cached {what} is dropped and asked for anew: {reason}", RuntimeWarning, stacklevel=3)
 
 
+def timely(answer: T | Decline, device: Device) -> T | Decline:
+    """The answer, where the device gives memory; else a no is one of the moment.
+
+    A kernel that may not be loaded, since a capture forbids it or memory is short, is to cuDNN a plan that is not
+    supported.
+    """
+    if not isinstance(answer, Decline) or answer.code is Code.TRANSIENT:
+        return answer
+    try:
+        device.allocate(1).close()
+    except MomentaryError as error:
+        return Decline(Code.TRANSIENT, f"{answer.reason}; at that moment {error}")
+    return answer
+
+
 def parsed(name: str, region: Region) -> PlanName | Decline:
     """A plan's name, where it is one that can be asked for."""
     try:
@@ -197,7 +218,7 @@ def compiled(candidate: Candidate, who: Identity, device: Device) -> CudnnPlan |
     lowering = lowered(candidate.region, device)
     if isinstance(lowering, Decline):
         return lowering
-    return build(cudnn, lowering, name, device.target.ordinal, who)
+    return timely(build(cudnn, lowering, name, device.target.ordinal, who), device)
 
 
 def trusted(

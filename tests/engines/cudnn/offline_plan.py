@@ -40,7 +40,9 @@ def main(directory: str) -> None:
     plans.HANDLES = NO_HANDLE  # type: ignore[assignment]
     region = whole(GRAPHS["conv_bias_relu"]())
     store = DiskStore(directory)
-    device: Any = SimpleNamespace(target=Target.named("h200"), stream=0, store=store)
+    device: Any = SimpleNamespace(
+        target=Target.named("h200"), stream=0, store=store, allocate=lambda nbytes: SimpleNamespace(close=lambda: None)
+    )
     found = engine.CudnnEngine().candidates(region, device, Policy())
     assert not isinstance(found, Decline), found
     candidate = next(c for c in found if c.name.startswith("eng41"))

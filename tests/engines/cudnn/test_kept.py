@@ -21,6 +21,7 @@ from graphdnn.engines.cudnn.kept import read_plan, read_proposals, spell_plan, s
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal
 from graphdnn.engines.saved import pack
+from graphdnn.errors import MomentaryError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import float32
 from graphdnn.target import Target
@@ -88,8 +89,18 @@ def region() -> Region:
     return convolution(finish=bias)
 
 
+def memory(nbytes: int) -> Any:
+    return SimpleNamespace(close=lambda: None)
+
+
+def refused_memory(nbytes: int) -> Any:
+    raise MomentaryError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+
+
 def machine(store: Shelf, **changes: Any) -> Any:
-    return SimpleNamespace(target=replace(Target.named("h200"), **changes), stream=7, store=store)
+    return SimpleNamespace(
+        target=replace(Target.named("h200"), **changes), stream=7, store=store, allocate=memory
+    )  # fmt: skip
 
 
 def first(region: Region, device: Any) -> Candidate:
@@ -175,6 +186,25 @@ def test_a_failed_build_leaves_no_entry(library: Library, region: Region) -> Non
     library.fails = False
     built(region, device)
     assert len(library.built) == 2
+
+
+def test_what_cudnn_rejects_while_a_capture_is_in_the_way_stays_as_it_was(library: Library, region: Region) -> None:
+    """A kernel that may not be loaded is to cuDNN a plan that it does not support."""
+    device = machine(Shelf())
+    built(region, device)
+    before, candidate = dict(device.store.kept), first(region, device)
+    device.allocate, library.rejects, library.rejects_with, library.fails = refused_memory, True, Code.PATTERN, True
+    kept = CudnnEngine().build(candidate, device)
+    device.store.kept.clear()
+    fresh = CudnnEngine().build(candidate, device)
+    for answer in (kept, fresh):
+        assert isinstance(answer, Decline)
+        assert answer.code is Code.TRANSIENT
+        assert "at that moment CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in answer.reason
+    device.store.kept.update(before)
+    device.allocate, library.rejects, library.fails = memory, False, False
+    assert isinstance(CudnnEngine().build(candidate, device), CudnnPlan)
+    assert device.store.kept == before
 
 
 def test_a_plan_that_cannot_be_written_down_is_built_each_time(library: Library, region: Region) -> None:
