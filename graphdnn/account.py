@@ -347,13 +347,20 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 read_bytes=region.read_bytes,
                 written_bytes=region.written_bytes,
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
-                last_resort=answer.last_resort,
+                last_resort=answer.last_resort and not taken_by_another(engine, region, candidates),
                 ruled_out=ruled_out(made.desk, engine, region, answer),
                 notes=(*(plan.candidate.notes if plan else answer.notes), *remarks(made.desk, region, answer)),
                 alternatives=tuple(c for c in touching(region) if c.verdict != "chosen"),
             )
         )
     return reports
+
+
+def taken_by_another(engine: str, region: Region, candidates: list[tuple[Region, CandidateReport]]) -> bool:
+    """Whether another engine takes a region's anchor, alone or with other work: then this one was chosen for its price,
+    not for want of another."""
+    anchor = anchor_of(region)
+    return any(entry.code is None and entry.engine != engine and anchor in asked.nodes for asked, entry in candidates)
 
 
 def remarks(desk: Desk, region: Region, answer: Support) -> list[str]:
@@ -368,10 +375,14 @@ def remarks(desk: Desk, region: Region, answer: Support) -> list[str]:
     return [f'estimated {times:.0f} times the floor by bytes and operations; selection="autotune" would measure it']
 
 
+def anchor_of(region: Region) -> Node:
+    """The first op that is not pointwise, else the last one."""
+    return next((n for n in region.nodes if not isinstance(n.op, Elementwise)), region.nodes[-1])
+
+
 def name_of(region: Region) -> str:
-    """The user's node behind the first op that is not pointwise, else behind the last one."""
-    anchor: Node = next((n for n in region.nodes if not isinstance(n.op, Elementwise)), region.nodes[-1])
-    return next(iter(anchor.origins or region.origins), region.pattern)
+    """The user's node behind the anchor."""
+    return next(iter(anchor_of(region).origins or region.origins), region.pattern)
 
 
 class Touching:

@@ -63,7 +63,11 @@ class CandidateReport(Record):
 
 
 class RegionReport(Record):
-    """One region of the chosen cover: what runs it, what it costs, and what else could have."""
+    """One region of the chosen cover: what runs it, what it costs, and what else could have.
+
+    `last_resort` says that a kernel that is correct but not tuned runs it, since no other engine takes what it is built
+    around, not even alone.
+    """
 
     name: str
     nodes: tuple[str, ...]
