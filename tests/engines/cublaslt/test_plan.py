@@ -27,9 +27,12 @@ from tests.engines.cublaslt.fake import ACC_16F, ACC_32F, FMA, HMMA, IN_16F, IN_
 from tests.engines.cublaslt.product import (
     TAILS,
     Strided,
+    Tail,
     draw,
     expected,
     memory_of,
+    nothing,
+    packed,
     product,
     scale_of,
     tail_for,
@@ -103,6 +106,7 @@ CASES: dict[str, tuple[Strided, Strided]] = {
     "shared right": (Strided((2, 3, 7, 24)), Strided((24, 5))),
     "left by columns": (Strided((7, 24), (1, 9)), Strided((24, 5))),
     "one row": (Strided((1, 24)), Strided((24, 5))),
+    "several calls": (packed(2, 3, 7, 24), packed(2, 3, 5, 24, by_columns=True)),
 }
 
 
@@ -143,6 +147,69 @@ def test_the_bias_is_written_only_when_its_address_changes(fake: Fake, rng: np.r
     other = aligned(memory[2])
     plan.enqueue([*addresses[:2], other.ctypes.data, addresses[3]], 0, 0)
     assert fake.bias_writes == before + 1
+
+
+def heads(depth: int = 8, dtype: gd.DType = gd.float16, gap: int = 0, tail: Tail = nothing) -> Region:
+    """Scores of three sequences of four heads, which take a call each sequence."""
+    keys = packed(3, 4, 6, depth, by_columns=True, gap=gap)
+    return product(packed(3, 4, 7, depth, gap=gap), keys, dtype, tail)
+
+
+def test_calls_share_algorithm_descriptors_and_scratch(fake: Fake, rng: np.random.Generator) -> None:
+    fake.listed[0] = Listed(65, split_k=2, reduction=2, workspace=512)
+    region = heads(tail=TAILS["residual"])
+    plan = built(region)
+    described = set(fake.live)
+    assert run(region, plan, rng) <= 2e-3
+    assert [x.id for x in fake.calls] == [65] * 3
+    assert len(set(fake.operations)) == 1
+    assert set(fake.live) - described <= set(fake.operations), "a run makes no descriptor but a thread's own"
+    assert plan.workspace_bytes == 512
+
+
+def test_each_call_has_its_own_bias(fake: Fake, rng: np.random.Generator) -> None:
+    region = heads(tail=lambda g, y, new: g.relu(g.add(y, new("bias", (3, 1, 1, 6), gd.float16))))
+    plan = built(region)
+    assert run(region, plan, rng) <= 2e-3
+    before = fake.bias_writes
+    assert run(region, plan, rng) <= 2e-3
+    assert fake.bias_writes == before + 3
+    shared = heads(tail=lambda g, y, new: g.add(y, new("bias", (6,), gd.float16)))
+    plan = built(shared)
+    assert run(shared, plan, rng) <= 2e-3
+    before = fake.bias_writes
+    assert run(shared, plan, rng) <= 2e-3
+    assert fake.bias_writes <= before + 1
+
+
+@pytest.mark.parametrize(("gap", "alignment"), [(0, 16), (2, 4), (1, 2)])
+def test_algorithms_are_asked_for_what_all_calls_are_aligned_to(
+    fake: Fake, gap: int, alignment: int, rng: np.random.Generator
+) -> None:
+    fake.listed.insert(0, Listed(80, alignment=4))
+    region = heads(gap=gap)
+    plan = built(region)
+    asked = {p[f"MIN_ALIGNMENT_{x}_BYTES"] for p in fake.preferences[:1] for x in "ABCD"}
+    assert asked == {alignment}
+    assert run(region, plan, rng) <= 2e-3
+    first = 80 if alignment >= 4 else 72
+    assert [x.id for x in fake.calls] == [first] * 3
+    assert run(region, plan, rng, offset=2) <= 2e-3
+    assert [x.id for x in fake.calls[3:]] == [72] * 3
+
+
+def test_the_report_says_how_many_calls_a_plan_makes(fake: Fake) -> None:
+    assert {c.notes[1:] for c in candidates_of(heads())} == {("3 calls",)}
+    assert {c.notes[1:] for c in candidates_of(product(*CASES["batched"]))} == {()}
+
+
+def test_a_call_that_is_refused_ends_the_run(fake: Fake, rng: np.random.Generator) -> None:
+    region = heads()
+    plan = built(region)
+    fake.listed[0] = replace(STOCK[0], workspace=1)
+    with pytest.raises(ExecutionError, match="workspace too small"):
+        run(region, plan, rng)
+    assert not fake.calls
 
 
 def test_threads_do_not_share_a_bias(fake: Fake, rng: np.random.Generator) -> None:

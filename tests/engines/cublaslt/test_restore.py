@@ -68,6 +68,19 @@ def test_a_restored_plan_runs_the_same_algorithms(
     assert CublasLtEngine().save(bare(region, plan.name), again) == content
 
 
+def test_a_restored_plan_makes_the_same_calls(fake: Fake, rng: np.random.Generator) -> None:
+    region = product(*CASES["several calls"], gd.float16)
+    plan = built(region)
+    again = CublasLtEngine().restore(
+        bare(region, plan.name), CublasLtEngine().save(bare(region, plan.name), plan), H200()
+    )
+    assert isinstance(again, CublasLtPlan)
+    assert run(region, again, rng) <= 2e-3
+    assert len(fake.calls) == 2
+    assert run(region, plan, rng) <= 2e-3
+    assert fake.calls[2:] == fake.calls[:2]
+
+
 def test_damaged_or_foreign_bytes_never_reach_the_library(
     fake: Fake, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:

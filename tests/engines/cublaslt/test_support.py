@@ -13,13 +13,14 @@ import graphdnn as gd
 from graphdnn.answer import FIXABLE, Code, Decline
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.cublaslt.engine import CublasLtEngine
+from graphdnn.engines.cublaslt.estimate import FIXED_US
 from graphdnn.engines.cublaslt.support import TYPES
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Slice
 from graphdnn.ir.region import Region
 from graphdnn.ir.writer import Rewriter
-from tests.engines.cublaslt.product import TAILS, Strided, behind, product, relu, residual, vector
+from tests.engines.cublaslt.product import TAILS, Strided, behind, packed, product, relu, residual, vector
 
 H200 = gd.Target.named("h200")
 
@@ -106,6 +107,19 @@ def test_int8_rules(name: str) -> None:
     assert declined(product(a, b, gd.int8)).code is code
 
 
+def test_int8_steps_between_calls() -> None:
+    """Rows of heads lie one behind the other without a gap, or with one that is no multiple of four."""
+
+    def batched(gap: int) -> Region:
+        step = 8 * 48 + gap
+        a = Strided((2, 3, 8, 16), (step, 16, 48, 1))
+        return product(a, Strided((2, 3, 16, 4), (192, 64, 1, 16)), gd.int8)
+
+    found = declined(batched(2))
+    assert (found.code, "stride between calls 386" in found.reason) == (Code.ALIGNMENT, True), found.reason
+    assert isinstance(answer(batched(4)), Support)
+
+
 def test_int8_takes_no_work_behind() -> None:
     region = product(Strided((8, 16)), Strided((16, 4), (1, 16)), gd.int8, relu)
     assert declined(region).code is Code.PATTERN
@@ -133,6 +147,41 @@ def test_int8_offsets_of_views() -> None:
     found = declined(sliced(3))
     assert (found.code, "offset 3" in found.reason) == (Code.ALIGNMENT, True)
     assert isinstance(answer(sliced(4)), Support)
+
+
+def scores(sequences: int, heads: int, tokens: int, dtype: gd.DType) -> Region:
+    return product(packed(sequences, heads, tokens, 64), packed(sequences, heads, tokens, 64, by_columns=True), dtype)
+
+
+@pytest.mark.parametrize(("sequences", "heads", "calls"), [(1, 16, 1), (3, 16, 3), (16, 12, 12), (64, 2, 2)])
+def test_each_call_is_priced_as_a_product_that_starts_anew(sequences: int, heads: int, calls: int) -> None:
+    found = answer(scores(sequences, heads, 128, gd.float32))
+    alone = answer(
+        product(Strided((sequences * heads // calls, 128, 64)), packed(1, heads * sequences // calls, 128, 64, True))
+    )
+    assert isinstance(found, Support)
+    assert isinstance(alone, Support)
+    assert (found.kernels, found.notes) == (calls * alone.kernels, (f"{calls} calls",) if calls > 1 else ())
+    assert found.workspace_bytes == alone.workspace_bytes
+    start = H200.launch_us + FIXED_US
+    assert found.estimated_us >= calls * start
+    assert found.estimated_us == pytest.approx(calls * alone.estimated_us, rel=0.3)
+
+
+def test_split_products_of_several_calls_use_one_piece_of_scratch() -> None:
+    a, b = packed(2, 2, 16, 8192), packed(2, 2, 16, 8192, by_columns=True)
+    found = answer(product(a, b, gd.float16))
+    assert isinstance(found, Support)
+    parts = found.workspace_bytes // (2 * 16 * 16 * 4)
+    assert (found.kernels, parts > 1) == (4, True)
+
+
+def test_too_many_calls_are_declined_and_the_fix_is_accepted() -> None:
+    keys = packed(65, 65, 4, 8, by_columns=True)
+    found = declined(product(packed(65, 65, 4, 8), Strided(keys.shape)))
+    assert found.code is Code.LAYOUT
+    assert found.fix is not None
+    assert isinstance(answer(product(Strided((*keys.shape[:2], 4, 8)), Strided(keys.shape))), Support)
 
 
 def test_machines() -> None:
@@ -175,6 +224,10 @@ MEASURED: list[tuple[str, int, int, int, gd.DType, float]] = [
     ("alone", 16, 6144, 4096, gd.bfloat16, 16.3),
     ("alone", 16, 28672, 4096, gd.bfloat16, 62.5),
     ("alone", 16, 4096, 14336, gd.bfloat16, 32.0),
+    ("alone", 1024, 1024, 1024, gd.float32, 54.0),
+    ("alone", 512, 768, 768, gd.float32, 20.9),
+    ("bias", 512, 768, 768, gd.float32, 21.6),
+    ("alone", 4096, 4096, 4096, gd.float32, 2686),
 ]
 """Work, M, N, K, type, microseconds on an H200."""
 
