@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tests.engines.cublaslt.product import (
     behind,
     draw,
     expected,
+    packed,
     product,
     residual,
     scale_of,
@@ -51,6 +53,24 @@ CASES: dict[str, tuple[Strided, Strided]] = {
     "heads": (Strided((1, 3, 23, 8), (552, 8, 24, 1)), Strided((1, 3, 8, 23), (552, 8, 1, 24))),
 }
 """Operands by layout; extents are unequal everywhere."""
+
+SEVERAL: dict[str, tuple[tuple[Strided, Strided], tuple[int, ...] | None, int]] = {
+    "scores": ((packed(2, 3, 33, 64), packed(2, 3, 65, 64, by_columns=True)), None, 2),
+    "odd scores": ((packed(3, 5, 23, 7), packed(3, 5, 63, 7, by_columns=True)), None, 3),
+    "more sequences than heads": ((packed(5, 2, 65, 24), packed(5, 2, 33, 24, by_columns=True)), None, 2),
+    "scores with gaps": ((packed(2, 3, 33, 40, gap=3), packed(2, 3, 65, 40, by_columns=True, gap=5)), None, 2),
+    "context": ((Strided((2, 3, 33, 65)), packed(2, 3, 65, 24)), (33 * 72, 24, 72, 1), 2),
+    "shared keys": (
+        (
+            Strided((2, 3, 4, 33, 24), (33 * 288, 96, 24, 288, 1)),
+            Strided((2, 3, 1, 24, 65), (65 * 216, 24, 24, 1, 216)),
+        ),
+        None,
+        6,
+    ),
+    "crossed": ((Strided((2, 1, 33, 63)), Strided((1, 3, 63, 24))), None, 2),
+}
+"""Operands whose batch axes do not lie as one, strides of the result, and the calls that they take."""
 
 
 class Run:
@@ -123,6 +143,93 @@ def test_every_epilogue_of_every_type(device: CudaDevice, dtype: gd.DType, tail:
 def test_layouts(device: CudaDevice, case: str, dtype: gd.DType, tail: str, rng: np.random.Generator) -> None:
     region = product(*CASES[case], dtype, tail_for(dtype, tail))
     assert Run(device, region, draw(region, rng)).through(first(device, region)) <= LIMITS[dtype.name]
+
+
+@pytest.mark.parametrize("tail", ["alone", "bias gelu", "bias residual gelu", "negated"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_calls(device: CudaDevice, case: str, dtype: gd.DType, tail: str, rng: np.random.Generator) -> None:
+    """What lies between the elements of the operands, and in the result before, is NaN; nothing else is written."""
+    operands, strides, calls = SEVERAL[case]
+    region = product(*operands, dtype, tail_for(dtype, tail), strides)
+    (candidate, *_) = proposed(device, region)
+    assert candidate.notes[1:] == (f"{calls} calls",)
+    assert Run(device, region, draw(region, rng)).through(built(device, candidate)) <= LIMITS[dtype.name]
+
+
+@pytest.mark.parametrize("dtype", [gd.float32, gd.float16], ids=str)
+def test_every_algorithm_in_several_calls(device: CudaDevice, dtype: gd.DType, rng: np.random.Generator) -> None:
+    """Long sums, which algorithms split: their parts lie in the same scratch in every call."""
+    region = product(packed(3, 2, 40, 4096), packed(3, 2, 24, 4096, by_columns=True), dtype, TAILS["bias"])
+    run = Run(device, region, draw(region, rng))
+    candidates = proposed(device, region)
+    assert any(c.workspace_bytes for c in candidates)
+    errors = {c.name: run.through(built(device, c)) for c in candidates}
+    assert max(errors.values()) <= LIMITS[dtype.name], errors
+
+
+@pytest.mark.parametrize("dtype", [gd.float32, gd.float16], ids=str)
+def test_several_calls_off_a_vector(device: CudaDevice, dtype: gd.DType, rng: np.random.Generator) -> None:
+    """Of one plan the calls start at wide loads, of the other they do not, wherever the tensors are."""
+    for depth in (24, 7):
+        region = product(packed(3, 4, 33, depth), packed(3, 4, 40, depth, by_columns=True), dtype, TAILS["bias relu"])
+        plan, inputs = first(device, region), draw(region, rng)
+        for shift in (0, dtype.itemsize, 0):
+            assert Run(device, region, inputs, shift).through(plan) <= LIMITS[dtype.name], (depth, shift)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1, 24), (1, 4, 1, 24), (3, 4, 1, 24)])
+def test_a_bias_for_each_call(device: CudaDevice, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    def tail(g: gd.GraphBuilder, y: gd.Value, new: Callable[..., gd.Value]) -> gd.Value:
+        return g.relu(g.add(y, new("bias", shape, gd.float16)))
+
+    region = product(packed(3, 4, 33, 24), packed(3, 4, 24, 24, by_columns=True), gd.float16, tail)
+    plan, run = first(device, region), Run(device, region, draw(region, rng))
+    assert run.through(plan) <= LIMITS["float16"]
+    assert run.through(plan) <= LIMITS["float16"]
+
+
+def test_several_calls_in_a_capture(device: CudaDevice, rng: np.random.Generator) -> None:
+    """Each call is a kernel, or two where sums are split, of one captured graph that is launched twice."""
+    region = product(packed(3, 2, 40, 1032), packed(3, 2, 24, 1032, by_columns=True), gd.float32, TAILS["bias"])
+    run = Run(device, region, draw(region, rng))
+    for candidate in proposed(device, region):
+        plan = built(device, candidate)
+        run.through(plan)
+        with device:
+            run.fresh()
+            workspace = device.allocate(plan.workspace_bytes)
+            addresses = run.addresses
+            graph = device.capture(lambda s, p=plan, a=addresses, w=workspace: p.enqueue(a, s, w.handle))
+            for _ in range(2):
+                graph.launch(device.stream)
+            device.synchronize()
+            assert run.error() <= LIMITS["float32"], candidate.name
+            assert graph.kernels in (2, 4), candidate.name
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_heads_of_several_sequences_end_to_end(saved: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+    """The report counts the kernels of all calls, before and after saving; slices of the input are read where they
+    are."""
+    g = gd.GraphBuilder("sequences")
+    packed_heads = g.input("x", (3, 33, 3, 4, 40), gd.float32)
+    thirds = (g.squeeze(g.slice(packed_heads, [i], [i + 1], axes=[2]), axes=[2]) for i in range(2))
+    q, k = (g.transpose(third, (0, 2, 1, 3)) for third in thirds)
+    graph = g.build({"y": g.matmul(q, g.transpose(k, (0, 1, 3, 2)))})
+    exe = gd.compile(graph, target="cuda", options=gd.CompileOptions(disabled_engines=("nvrtc",)))
+    (region,) = exe.report.regions
+    assert (region.engine, "3 calls" in region.notes) == ("cublaslt", True)
+    if saved:
+        exe.save(tmp_path / "heads.gdn")
+        exe = gd.load(tmp_path / "heads.gdn")
+    inputs = {"x": rng.standard_normal((3, 33, 3, 4, 40)).astype(np.float32)}
+    wanted = gd.evaluate(graph, inputs, dtype=gd.float64)["y"]
+    run = exe.bind(inputs)
+    for found in (exe(inputs)["y"], run()["y"]):
+        assert np.abs(found - wanted).max() <= LIMITS["float32"] * np.abs(wanted).max()
+    assert run.kernels == exe.report.kernel_count == region.kernels
+    assert region.kernels in (3, 6)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
