@@ -27,7 +27,8 @@ def python_without_nvrtc(folder: Path) -> Path:
     """Makes such an environment in a folder; its interpreter."""
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "sitecustomize.py").write_text(LOADER)
+    (site / "without_nvrtc.py").write_text(LOADER)
+    (site / "without_nvrtc.pth").write_text("import without_nvrtc\n")
     for packages in (Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")):
         for found in packages.iterdir():
             if found.name == "nvidia":
