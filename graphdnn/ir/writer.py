@@ -66,21 +66,27 @@ class GraphWriter:
         stem: str | None = None,
         origins: tuple[str, ...] | None = None,
         types: Sequence[TensorType] | None = None,
+        first: Mapping[int, Op] | None = None,
     ) -> tuple[Value, ...]:
         """Adds one node and returns its results.  `types` overrides inference where strides are already decided.
 
-        Without `origins` the node is its own origin, as a user's node is.
+        Without `origins` the node is its own origin, as a user's node is.  `first` are ops in front of it, by the index
+        of the operand that each is applied to: nodes that do part of its work.
         """
+        first = first or {}
         try:
             values = immediates(op, operands)
-            inferred = tuple(types) if types is not None else op.infer(*(v.type for v in values))
+            read = [first[i].infer(v.type)[0] if i in first else v.type for i, v in enumerate(values)]
+            inferred = tuple(types) if types is not None else op.infer(*read)
         except GraphError as error:
-            wanted = name or stem or op.label
-            # An unnamed node is called what its op calls itself.
-            said = str(error) if str(error).startswith(f"{wanted}:") else f"{wanted}: {error}"
-            read = ", ".join(map(str, operands))
-            raise GraphError(f"{said}; its operands are {read}" if operands else said) from None
+            raise in_context(error, name or stem or op.label, operands) from None
         claimed = self.claim(name, stem or op.label)
+        if first:
+            own = (claimed,) if origins is None else origins
+            values = tuple(
+                self.emit(first[i], [v], stem=claimed, origins=own)[0] if i in first else v
+                for i, v in enumerate(values)
+            )
         if origins is None:
             for type in inferred:
                 checked_size(claimed, type)
@@ -122,6 +128,13 @@ class GraphWriter:
         )
         verify(graph)
         return graph
+
+
+def in_context(error: GraphError, wanted: str, operands: Sequence[Operand]) -> GraphError:
+    """What an op said, with the name of its node, which an unnamed node has from its op, and with its operands."""
+    said = str(error) if str(error).startswith(f"{wanted}:") else f"{wanted}: {error}"
+    read = ", ".join(map(str, operands))
+    return GraphError(f"{said}; its operands are {read}" if operands else said)
 
 
 def checked_name(who: str, name: object) -> str:

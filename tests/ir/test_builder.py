@@ -141,7 +141,7 @@ WRONG = {
     "attention: scale is 'a'": lambda g, x: g.attention(x, x, x, scale="a"),
     "layer_norm: eps is None": lambda g, x: g.layer_norm(x, eps=None),
     "elu: alpha is None": lambda g, x: g.elu(x, alpha=None),
-    "clip: a bound is 0.5, which int32": lambda g, x: g.clip(g.iota(5), min=0.5),
+    "clip: 0.5 is a float and the tensor is int32": lambda g, x: g.clip(g.iota(5), min=0.5),
     "clip: a bound is 300, which int8": lambda g, x: g.clip(g.iota(5, dtype=gd.int8), max=300),
     "bias: b is a ndarray": lambda g, x: g.bias(x, np.ones(4), axis=1),
     "concat: xs is a Value": lambda g, x: g.concat(x, axis=0),
@@ -188,10 +188,12 @@ CULPRITS = {
     "input far of type f32[2x3] has strides (1099511627776, 1), which spread its elements": lambda g, x: g.build(
         {"y": g.input("far", (2, 3), gd.float32, strides=(2**40, 1))}
     ),
-    "mul: 1.5 is not a whole number but the other operand is int32; cast it first; its operands are %count, 1.5": (
+    "mul: 1.5 is a float and the tensor is int32; cast the tensor to a float type; its operands are %count, 1.5": (
         lambda g, x: g.input("count", (3,), gd.int32) * 1.5
     ),
-    "twice: mul: 1.5 is not a whole number": lambda g, x: g.mul(g.input("count", (3,), gd.int32), 1.5, name="twice"),
+    "twice: mul: 1.5 is a float and the tensor is int32": lambda g, x: g.mul(
+        g.input("count", (3,), gd.int32), 1.5, name="twice"
+    ),
     "sm: axis 2 is outside f32[2x3] of rank 2": lambda g, x: g.softmax(x, axis=2, name="sm"),
     "total: axis -3 is outside f32[2x3] of rank 2": lambda g, x: g.reduce_sum(x, axes=(0, -3), name="total"),
     "part: axis 4 is outside f32[2x3] of rank 2": lambda g, x: g.slice(x, (0,), (1,), axes=(4,), name="part"),

@@ -83,7 +83,8 @@ def test_activations(label, spell, canonical, rng):
 def test_integers_have_no_hard_sigmoid():
     g = gd.GraphBuilder()
     x = g.input("x", (3, 5), gd.int32)
-    graph = g.build({"y": g.clip(x + 3, min=0, max=6) / 6, "relu": g.neg(g.maximum(x, 0))})
+    sixth = g.div(g.clip(x + 3, min=0, max=6), 6, rounding_mode="trunc")
+    graph = g.build({"y": sixth, "relu": g.neg(g.maximum(x, 0))})
     assert [n.op.label for n in raise_ops(graph).graph.nodes] == ["add", "clip", "div", "relu", "neg"]
 
 

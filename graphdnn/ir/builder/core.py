@@ -10,12 +10,13 @@ import numpy as np
 
 from graphdnn.errors import GraphError, in_words
 from graphdnn.ir.builder.arguments import whole_numbers
+from graphdnn.ir.builder.promotion import promoted
 from graphdnn.ir.graph import Graph, Payload, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.linear import MatMul
-from graphdnn.ir.ops.pointwise import Pointwise
+from graphdnn.ir.ops.pointwise import Elementwise, Pointwise
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype, bfloat16
-from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size
+from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size, in_context
 from graphdnn.spelling import counted
 
 
@@ -94,13 +95,22 @@ class BuilderCore:
                 )
         return self._writer.finish(outputs, updates, layouts)
 
-    def _add(self, op: Op, *operands: Operand, name: str | None) -> tuple[Value, ...]:
-        """Adds one user's node; Python's and numpy's numbers among the operands become immediates."""
+    def _add(self, op: Op, *operands: Operand, name: str | None, whole: bool = False) -> tuple[Value, ...]:
+        """Adds one user's node; Python's and numpy's numbers among the operands become immediates.
+
+        Operands of pointwise ops are promoted; with `whole`, integers are divided as integers.
+        """
         operands = tuple(v.item() if isinstance(v, np.generic) else v for v in operands)
         for index, value in enumerate(operands):
             if not isinstance(value, bool | int | float):
                 self._check_owned(f"{name or op.label}: operand {index}", value)
-        return self._writer.emit(op, operands, name=name)
+        if not isinstance(op, Elementwise):
+            return self._writer.emit(op, operands, name=name)
+        try:
+            made = promoted(op, operands, whole=whole)
+        except GraphError as error:
+            raise in_context(error, name or op.label, operands) from None
+        return self._writer.emit(made.op, made.operands, name=name, stem=op.label, first=made.casts)
 
     def operate(self, fn: str, *operands: Operand) -> Value:
         """What `+ - * /`, unary minus and `@` between values do."""

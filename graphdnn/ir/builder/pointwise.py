@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.builder.arguments import number
 from graphdnn.ir.builder.core import BuilderCore
+from graphdnn.ir.builder.promotion import meeting
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Bias, Cast, Fn, Pointwise, Select
 from graphdnn.ir.types import DType, as_dtype, normalize_axis
@@ -26,7 +29,10 @@ class Binary(Protocol):
 
 
 class PointwiseMethods(BuilderCore):
-    """Pointwise functions; see FUNCTIONS in graphdnn.ir.ops.pointwise for the equation of each."""
+    """Pointwise functions; see FUNCTIONS in graphdnn.ir.ops.pointwise for the equation of each.
+
+    Types promote as in PyTorch, but for integers beside floats, which are refused; see graphdnn.ir.builder.promotion.
+    """
 
     neg: Unary
     abs: Unary
@@ -54,7 +60,6 @@ class PointwiseMethods(BuilderCore):
     add: Binary
     sub: Binary
     mul: Binary
-    div: Binary
     mod: Binary
     pow: Binary
     minimum: Binary
@@ -73,6 +78,14 @@ class PointwiseMethods(BuilderCore):
     tanh_backward: Binary
     sigmoid_backward: Binary
     silu_backward: Binary
+
+    def div(
+        self, a: Operand, b: Operand, *, rounding_mode: Literal["trunc"] | None = None, name: str | None = None
+    ) -> Value:
+        """a / b, in float32 for integers and bools; with "trunc" integers stay: rounded toward zero, 0 where b is 0."""
+        if rounding_mode not in (None, "trunc"):
+            raise GraphError(f'{name or "div"}: rounding_mode is {rounding_mode!r}; None or "trunc" is needed')
+        return self._add(Pointwise(fn="div"), a, b, name=name, whole=rounding_mode == "trunc")[0]
 
     def gelu(self, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None) -> Value:
         """x * (1 + erf(x / sqrt 2)) / 2, or with "tanh" x * (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))) / 2."""
@@ -127,12 +140,16 @@ class PointwiseMethods(BuilderCore):
         )[0]
 
     def clip(self, x: Value, *, min: float | None = None, max: float | None = None, name: str | None = None) -> Value:
-        """x held between min and max, either of which may be absent; NaN stays NaN."""
+        """x held between min and max, either of which may be absent; NaN stays NaN.  Integers take whole bounds."""
         who = name or "clip"
         self._check_owned(f"{who}: x", x)
         if min is None and max is None:
             raise GraphError(f"{who}: min and max are both absent; at least one is needed")
-        bounds = tuple(None if v is None else bound(who, v, x.type.dtype) for v in (min, max))
+        ends: tuple[Any, Any] = (min, max)
+        given = [v.item() if isinstance(v, np.generic) else v for v in ends]
+        numbers = [v if isinstance(v, int) else number(who, "a bound", v) for v in given if v is not None]
+        dtype = meeting(who, [x.type.dtype], numbers) or x.type.dtype
+        bounds = tuple(None if v is None else bound(who, v, dtype) for v in given)
         if None not in bounds and bounds[0] > bounds[1]:  # type: ignore[operator]
             raise GraphError(f"{who}: min={min} is above max={max}")
         return self._add(Pointwise(fn="clip", parameters=bounds), x, name=name)[0]

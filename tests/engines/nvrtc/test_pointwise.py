@@ -43,7 +43,9 @@ def every_function(dtype: DType) -> Region:
     for fn, row in FUNCTIONS.items():
         if TAKES[row.takes](dtype):
             numbers = tuple(1 if default is None else default for _, default in row.parameters)
-            outputs[fn] = g._add(Pointwise(fn=fn, parameters=numbers), *operands[: row.arity], name=None)[0]
+            outputs[fn] = g._add(
+                Pointwise(fn=fn, parameters=numbers), *operands[: row.arity], name=None, whole=dtype.is_integer
+            )[0]
     return whole(g.build(outputs))
 
 
