@@ -74,8 +74,8 @@ def known_devices() -> tuple[str, ...]:
 
 
 def descriptions() -> Traversable:
-    """The folder with the descriptions.  `importlib.resources` takes a fifth of the time of importing graphdnn, and waits
-    until a device is asked for."""
+    """The folder with the descriptions.  `importlib.resources` would take a fifth of the time of importing graphdnn, so
+    it waits until a device is asked for."""
     from importlib import resources
 
     return resources.files("graphdnn") / "devices"
