@@ -194,8 +194,10 @@ def test_algorithms_are_asked_for_what_all_calls_are_aligned_to(
     assert run(region, plan, rng) <= 2e-3
     first = 80 if alignment >= 4 else 72
     assert [x.id for x in fake.calls] == [first] * 3
+    assert run(region, plan, rng, offset=alignment) <= 2e-3
+    assert [x.id for x in fake.calls[3:]] == [first] * 3, "no more is asked of addresses than of starts"
     assert run(region, plan, rng, offset=2) <= 2e-3
-    assert [x.id for x in fake.calls[3:]] == [72] * 3
+    assert [x.id for x in fake.calls[6:]] == [72] * 3
 
 
 def test_the_report_says_how_many_calls_a_plan_makes(fake: Fake) -> None:
