@@ -21,7 +21,7 @@ from graphdnn.ir.region import Region
 from graphdnn.lazy import cached_property
 from graphdnn.passes.fuse import Proposal
 from graphdnn.passes.pipeline import PassRecord
-from graphdnn.passes.promote import Promotion
+from graphdnn.passes.promote import Promotion, implied_casts
 from graphdnn.passes.select import Cover, Offer
 from graphdnn.report import (
     CandidateReport,
@@ -90,6 +90,7 @@ class Decisions:
     def user_names(self) -> dict[str, str]:
         """For nodes and values that passes made, the user's node whose work they do, or what they convert."""
         known = {v.name for n in self.graph.nodes for v in n.results} | {n.name for n in self.graph.nodes}
+        known -= {v.name for v in self.implied}
         names: dict[str, str] = {}
         for graph in {self.prepared, *(r.graph for r in self.expanded)}:
             for node in graph.nodes:
@@ -101,7 +102,12 @@ class Decisions:
     @cached_property
     def user_ops(self) -> dict[str, type[Op]]:
         """What each of the user's nodes is."""
-        return {n.name: type(n.op) for n in self.graph.nodes}
+        return {n.name: type(n.op) for n in self.graph.nodes if n.result not in self.implied}
+
+    @cached_property
+    def implied(self) -> dict[Value, Value]:
+        """What the builder cast, by the result of the cast."""
+        return implied_casts(self.graph)
 
     @cached_property
     def spread(self) -> frozenset[str]:
@@ -126,7 +132,7 @@ def account(made: Decisions) -> CompileReport:
         regions=regions,
         candidates=tuple(entry for _, entry in candidates),
         kernel_count=sum(r.kernels for r in regions),
-        unfused_kernel_count=sum(not n.op.is_renaming for n in made.graph.nodes),
+        unfused_kernel_count=sum(not n.op.is_renaming for n in made.graph.nodes) - len(made.implied),
         read_bytes=sum(r.read_bytes for r in regions),
         written_bytes=sum(r.written_bytes for r in regions),
         unfused_bytes=unfused_bytes(made.graph),
@@ -224,14 +230,18 @@ def engine_of(offer: Offer) -> str:
 
 
 def unfused_bytes(graph: Graph) -> int:
-    """Bytes that one kernel per user node would read and write; views move nothing."""
+    """Bytes that one kernel per user node would read and write; views move nothing, and casts for promotion are part of
+    the kernel that reads them."""
     total = 0
+    casts = implied_casts(graph)
     for node in graph.nodes:
-        if not node.op.is_renaming:
+        if not node.op.is_renaming and node.result not in casts:
             read: dict[Value, int] = {}
-            for index, value in enumerate(node.operands):
+            operands = [casts.get(v, v) for v in node.operands]
+            types = tuple(v.type for v in operands)
+            for index, value in enumerate(operands):
                 if value.literal is None:
-                    needed = node.op.bytes_read(index, node.operand_types, node.result_types)
+                    needed = node.op.bytes_read(index, types, node.result_types)
                     read[value] = max(read.get(value, 0), needed)
             total += sum(read.values()) + sum(t.nbytes for t in node.result_types)
     return total

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphdnn.ir.graph import Graph, Node
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.pointwise import Cast, Elementwise
 from graphdnn.ir.types import DType
 from graphdnn.ir.types import promote as common_type
@@ -27,12 +27,28 @@ class Promotion:
 
 
 def promotions(graph: Graph) -> tuple[Promotion, ...]:
-    """Every promotion in a user's graph, those of pointwise ops included."""
-    return tuple(
-        Promotion(node.name, operand_name(node, index), node.operands[index].type.dtype, after)
+    """Every promotion in a user's graph, those of pointwise ops and the builder's casts included."""
+    found: list[Promotion] = []
+    casts = implied_casts(graph)
+    for node in graph.nodes:
+        wanted = promoted(node)
+        for index, value in enumerate(node.operands):
+            source = casts.get(value, value)
+            after = wanted.get(index, value.type.dtype)
+            if after != source.type.dtype:
+                found.append(Promotion(node.name, operand_name(node, index), source.type.dtype, after))
+    return tuple(found)
+
+
+def implied_casts(graph: Graph) -> dict[Value, Value]:
+    """What the builder cast, by the result of the cast: it is part of the node that reads it, and no user's node."""
+    made = {n.result: n for n in graph.nodes if isinstance(n.op, Cast) and n.origins != (n.name,)}
+    return {
+        value: made[value].operands[0]
         for node in graph.nodes
-        for index, after in promoted(node).items()
-    )
+        for value in node.operands
+        if value in made and made[value].origins == (node.name,)
+    }
 
 
 def promote(graph: Graph) -> Rewritten:

@@ -48,7 +48,8 @@ def node_operands(graph: Graph, inputs: dict[str, Array], wide: bool) -> list[tu
         operands = [operand(v, values, wide) for v in node.operands]
         reached.append((node, operands))
         results = apply(node.op, operands, None if wide else node.result_types)
-        values.update(zip(node.results, results, strict=True))
+        kept = map(widened, results) if wide else results  # casts narrow also where floats are widened
+        values.update(zip(node.results, kept, strict=True))
     return reached
 
 

@@ -63,6 +63,29 @@ def test_parameters_and_indices_keep_their_types():
     assert promote(graph).graph is graph
 
 
+def test_casts_of_the_builder_are_listed_as_promotions_of_the_node_that_reads_them():
+    g = gd.GraphBuilder()
+    x, mask, count = g.input("x", (3,), gd.float16), g.input("mask", (3,), gd.bool), g.input("count", (3,), gd.int32)
+    graph = g.build(
+        {"y": g.mul(x, mask, name="masked"), "mean": g.div(count, 3, name="mean"), "z": g.cast(mask, "int8")}
+    )
+    assert promote(graph).graph is graph
+    assert promotions(graph) == (
+        Promotion("masked", "b", gd.bool, gd.float16),
+        Promotion("mean", "a", gd.int32, gd.float32),
+    )
+
+
+def test_casts_of_the_builder_are_no_kernels_of_the_user():
+    """Not fused, a product of two types is one kernel: it reads a bool an element and a half, and writes a half."""
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.input("x", (64,), gd.float16) * g.input("mask", (64,), gd.bool)})
+    for again in (graph, gd.Graph.from_json(graph.to_json())):
+        report = gd.compile(again, target="cpu").report
+        assert (report.unfused_kernel_count, report.unfused_bytes) == (1, 64 * (2 + 1 + 2))
+        assert {n for r in report.regions for n in r.nodes} == {"mul"}
+
+
 def test_a_bias_of_attention_does_not_widen_it():
     g = gd.GraphBuilder()
     q, k, v = (g.input(n, (1, 2, 5, 8), gd.float16) for n in "qkv")

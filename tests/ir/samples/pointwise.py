@@ -107,6 +107,34 @@ def select_number(g: gd.GraphBuilder, rng: Rng) -> Value:
     return g.select(g.input("c", (5, 3), gd.bool), g.input("a", (5, 3), gd.float32), -1e9)
 
 
+def masked(g: gd.GraphBuilder, rng: Rng) -> Value:
+    return g.mul(g.input("a", (4, 6), gd.float16), g.input("b", (4, 1), gd.bool))
+
+
+def counted_bools(g: gd.GraphBuilder, rng: Rng) -> Value:
+    return g.add(g.input("a", (4, 6), gd.bool) * 3, g.input("b", (6,), gd.int8))
+
+
+def either(g: gd.GraphBuilder, rng: Rng) -> Value:
+    return g.add(g.input("a", (5, 3), gd.bool), g.input("b", (3,), gd.bool))
+
+
+def quotient(g: gd.GraphBuilder, rng: Rng) -> Value:
+    return g.input("a", (5, 3), gd.int32) / g.input("b", (3,), gd.uint8)
+
+
+def whole_quotient(g: gd.GraphBuilder, rng: Rng) -> Value:
+    return g.div(g.input("a", (5, 3), gd.int32), g.input("b", (3,), gd.int8), rounding_mode="trunc")
+
+
+def root_of_integers(g: gd.GraphBuilder, rng: Rng) -> Value:
+    return g.rsqrt(g.input("a", (5, 3), gd.int64))
+
+
+def select_numbers(g: gd.GraphBuilder, rng: Rng) -> Value:
+    return g.select(g.input("c", (5, 3), gd.bool), 1.0, -2.5)
+
+
 SAMPLES = [
     *(function(fn) for fn in FUNCTIONS),
     *(function(fn, gd.float16) for fn in ("add", "gelu", "silu", "exp", "sigmoid", "clip", "greater")),
@@ -134,4 +162,11 @@ SAMPLES = [
     cast(gd.bool, gd.float16),
     Sample("select", select),
     Sample("select_number", select_number),
+    Sample("select_numbers", select_numbers),
+    Sample("mul_masked", masked),
+    Sample("add_counted_bools", counted_bools),
+    Sample("add_bools", either),
+    Sample("div_integers", quotient, {"b": (1, 9)}),
+    Sample("div_whole", whole_quotient, {"b": (1, 9)}),
+    Sample("rsqrt_integers", root_of_integers, {"a": (1, 99)}),
 ]
