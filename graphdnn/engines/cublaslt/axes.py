@@ -152,19 +152,13 @@ def too_many(chain: Chain, values: Mapping[str, Value], found: Loops) -> Decline
 
 def relaid(chain: Chain, values: Mapping[str, Value]) -> Fix | None:
     """The fewest tensors that would have to be row-major for the calls to be few enough; None where that helps not."""
-    types = {t: v.type for t, v in values.items()}
-    scattered = [t for t, x in types.items() if not x.is_row_major]
+    scattered = list(dict.fromkeys(v for v in values.values() if not v.type.is_row_major))
     for count in range(1, len(scattered) + 1):
         for chosen in combinations(scattered, count):
-            changed = {t: x.with_strides(None) if t in chosen else x for t, x in types.items()}
-            if ways(chain, changed)[0].calls <= MOST_CALLS:
-                names, before, after = (
-                    " and ".join(dict.fromkeys(words))
-                    for words in (
-                        (values[t].name for t in chosen),
-                        (str(types[t].layout) for t in chosen),
-                        (str(changed[t].layout) for t in chosen),
-                    )
-                )
+            types = {t: v.type.with_strides(None) if v in chosen else v.type for t, v in values.items()}
+            if ways(chain, types)[0].calls <= MOST_CALLS:
+                names = " and ".join(v.name for v in chosen)
+                before = " and ".join(str(v.type.layout) for v in chosen)
+                after = " and ".join(str(v.type.with_strides(None).layout) for v in chosen)
                 return Fix(names, "strides", before, after)
     return None

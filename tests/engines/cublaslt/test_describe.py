@@ -250,6 +250,14 @@ def test_a_fix_names_all_tensors_that_must_change() -> None:
     assert isinstance(found, Decline)
     assert found.fix is not None
     assert (found.fix.target, found.fix.attribute) == ("a and b", "strides")
+    g = gd.GraphBuilder("square")
+    sliced = packed(many, many, 4, 4)
+    x = g.input("x", sliced.shape, gd.float32, strides=sliced.strides)
+    graph = g.build({"y": g.matmul(x, x)})
+    twice = describe(Region.of(graph, graph.nodes))
+    assert isinstance(twice, Decline)
+    assert twice.fix is not None
+    assert (twice.fix.target, twice.fix.after) == ("x", str(row_major(sliced.shape)))
     crossed = describe(product(Strided((many, 1, 2, 3)), Strided((1, many, 3, 2))))
     assert isinstance(crossed, Decline)
     assert crossed.fix is None, "no strides make one operand repeat along two axes as along one"
