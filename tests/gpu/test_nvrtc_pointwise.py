@@ -17,6 +17,8 @@ from graphdnn.ir.types import DTYPES, Array, DType, channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
 from tests.engines.cudnn.layouts import Layout, whole
 from tests.engines.nvrtc.moving_regions import MOVING, Moving
+from tests.engines.nvrtc.promoted_regions import arrays as arrays_of
+from tests.engines.nvrtc.promoted_regions import regions
 from tests.gpu.region_runs import Placed, built, check_in_place, check_region, compare, run_region
 from tests.ir.samples import draw
 
@@ -52,6 +54,39 @@ def test_every_function(device: CudaDevice, rng: Rng, dtype: DType) -> None:
             op = Pointwise(fn=fn, parameters=numbers)
             outputs[fn] = g._add(op, *operands[: FUNCTIONS[fn].arity], name=None, whole=dtype.is_integer)[0]
         check_region(device, whole(g.build(outputs)), arrays)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=str)
+def test_types_promote_as_in_the_definition(device: CudaDevice, rng: Rng, dtype: DType) -> None:
+    """Beside numbers, and beside every type: bools count, integers divide and take roots in float32."""
+    for region in regions(dtype).values():
+        check_region(device, region, arrays_of(region, rng))
+
+
+@pytest.mark.parametrize("first", [2**24 + 1, 2**31 - 1, -(2**31)])
+def test_integers_round_once_where_they_become_floats(device: CudaDevice, first: int) -> None:
+    """Past 24 bits float32 holds no more than every second integer; PyTorch rounds them, to even, before it divides."""
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.div(g.input("i", (3,), gd.int32), 1)})
+    array = np.array([first, 2**24 + 3, 7], np.int32)
+    region = whole(graph)
+    found = run_region(device, region, {"i": array})[region.outputs[0]]
+    np.testing.assert_array_equal(found, array.astype(np.float32))
+
+
+def test_masks_through_the_compiler(device: CudaDevice, rng: Rng) -> None:
+    """A bool beside a product, in whatever regions that comes to."""
+    g = gd.GraphBuilder()
+    a, b = g.input("a", (64, 96), gd.float16), g.input("b", (96, 40), gd.float16)
+    mask, count = g.input("mask", (64, 1), gd.bool), g.input("count", (64, 1), gd.int32)
+    masked = g.matmul(a, b) * mask
+    graph = g.build({"y": masked, "mean": g.reduce_sum(masked, axes=1, keepdims=True) / g.sqrt(count)})
+    given = {n: draw(t.type, rng) for n, t in graph.inputs.items()} | {
+        "count": np.arange(1, 65, dtype=np.int32)[:, None]
+    }
+    found, wanted = gd.compile(graph, target=device.target)(given), gd.evaluate(graph, given, dtype=gd.float64)
+    for name in graph.outputs:  # the mean is float32, of a sum that is a half
+        compare(name, found[name], wanted[name], gd.float16)
 
 
 @pytest.mark.parametrize("source", list(DTYPES.values()), ids=str)
