@@ -144,8 +144,8 @@ def too_many(chain: Chain, values: Mapping[str, Value], found: Loops) -> Decline
     sizes = " and ".join(str(x.size) for x in (*found.outer, found.batch))
     return Decline(
         Code.LAYOUT,
-        f"the batch axes of {chain.anchor} do not lie in memory as one (sizes {sizes}); cuBLASLt takes one step a batch "
-        f"entry, which makes {found.calls} calls, and {MOST_CALLS} are the most that a plan makes",
+        f"the batch axes of {chain.anchor} do not lie in memory as one (sizes {sizes}); cuBLASLt takes one step a "
+        f"batch entry, which makes {found.calls} calls, and {MOST_CALLS} are the most that a plan makes",
         relaid(chain, values),
     )
 
