@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-UNKNOWN = -1
-"""No stream: what a handle is set to is not known."""
+NONE = -1
+"""No stream: what a new handle is set to."""
 
 
 @dataclass
@@ -50,21 +52,22 @@ class Handles(threading.local):
             held.stream = stream
         return held.handle
 
-    def alone(self, ordinal: int) -> int:
-        """The handle, set to a stream that no other thread has and that is not ordered with the default one.
+    @contextmanager
+    def captured(self, ordinal: int) -> Iterator[int]:
+        """The handle, on a stream that no other thread has, captured meanwhile; what is put there is thrown away.
 
-        Raises RuntimeError where the driver makes no stream.
+        Raises RuntimeError where the driver makes no stream or captures none.
         """
         if ordinal not in self._held:
             self._held[ordinal] = self._lend(ordinal)
         held = self._held[ordinal]
         held.own = held.own or new_stream()
-        return self.on(ordinal, held.own)
-
-    def distrust(self, ordinal: int) -> None:
-        """Has this thread's stream set anew at the next use: a call that failed may have left another one behind."""
-        if ordinal in self._held:
-            self._held[ordinal].stream = UNKNOWN
+        handle = self.on(ordinal, held.own)
+        begin_capture(held.own)
+        try:
+            yield handle
+        finally:
+            drop_capture(held.own)
 
     def _lend(self, ordinal: int) -> Held:
         try:
@@ -72,7 +75,7 @@ class Handles(threading.local):
         except IndexError:
             import cudnn
 
-            return Held(cudnn.create_handle(), UNKNOWN)
+            return Held(cudnn.create_handle(), NONE)
 
 
 def new_stream() -> int:
@@ -83,6 +86,24 @@ def new_stream() -> int:
     if status:
         raise RuntimeError(f"the driver makes no stream ({status.name})")
     return int(stream)
+
+
+def begin_capture(stream: int) -> None:
+    """Begins a capture that is in the way of no call, of this thread or another.  Raises RuntimeError."""
+    from cuda.bindings import driver
+
+    (status,) = driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    if status:
+        raise RuntimeError(f"the driver captures no stream ({status.name})")
+
+
+def drop_capture(stream: int) -> None:
+    """Ends a capture, whatever has become of it."""
+    from cuda.bindings import driver
+
+    status, graph = driver.cuStreamEndCapture(stream)
+    if not status:
+        driver.cuGraphDestroy(graph)
 
 
 def give_back(held: dict[int, Held], free: defaultdict[int, deque[Held]]) -> None:

@@ -225,16 +225,15 @@ def rebuild(
 ) -> CudnnPlan | Decline:
     """A plan from what cuDNN wrote down of it; no operation graph is made and nothing is compiled.
 
-    Reading ends with a capture on the handle's stream, so no other thread may have that stream; and were it ordered
-    with the default one, whatever the program puts there meanwhile would fail.
+    The frontend would run the plan once, in a capture on the handle's stream, for which it allocates memory and frees
+    it, and waits for the device; should it fail, the stream stays captured.  It does not where the stream is captured
+    already, and plans are run once anyhow.
     """
 
     def work() -> CudnnPlan:
-        graph = cudnn.pygraph(handle=HANDLES.alone(ordinal))
-        graph.deserialize(bytearray(content))
+        with HANDLES.captured(ordinal) as handle:
+            graph = cudnn.pygraph(handle=handle)
+            graph.deserialize(bytearray(content))
         return CudnnPlan(Lowering(graph, bindings), ordinal, workspace, who, content)
 
-    made = attempt(work, "a saved plan")
-    if isinstance(made, Decline):
-        HANDLES.distrust(ordinal)
-    return made
+    return attempt(work, "a saved plan")

@@ -6,6 +6,7 @@ Run as a module in a child process: a library that cuDNN misses ends the process
 import json
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from tests.engines.cudnn.layouts import whole
 from tests.engines.cudnn.offline import PROPERTIES
 from tests.engines.cudnn.surface_graphs import GRAPHS
 
-NO_HANDLE = SimpleNamespace(alone=lambda ordinal: 0, distrust=lambda ordinal: None)
+NO_HANDLE = SimpleNamespace(captured=lambda ordinal: nullcontext(0))
 
 
 def main(directory: str) -> None:

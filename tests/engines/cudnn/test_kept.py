@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -384,26 +386,34 @@ class Graph:
         assert (pointers, workspace, handle) == ({1: 100, 2: 200, 9: 300}, 4096, 77)
 
 
-def test_reading_makes_no_operation_graph_and_uses_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[int] = []
-    distrusted: list[int] = []
+def test_reading_makes_no_operation_graph_and_captures_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frontend that finds its stream captured runs nothing; what it ran would be thrown away."""
+    events: list[object] = []
 
-    def on(ordinal: int, stream: int) -> int:
-        streams.append(stream)
-        return 77
+    class Lent:
+        def on(self, ordinal: int, stream: int) -> int:
+            events.append(stream)
+            return 77
 
-    lent = SimpleNamespace(on=on, alone=lambda ordinal: on(ordinal, 12), distrust=distrusted.append)
-    monkeypatch.setattr(plans, "HANDLES", lent)
+        @contextmanager
+        def captured(self, ordinal: int) -> Iterator[int]:
+            events.append("begin")
+            try:
+                yield 77
+            finally:
+                events.append("end")
+
+    monkeypatch.setattr(plans, "HANDLES", Lent())
     frontend = SimpleNamespace(pygraph=Graph)
     plan = plans.rebuild(frontend, CONTENT, BINDINGS, 640, 3, {})
     assert isinstance(plan, CudnnPlan)
-    assert (streams, distrusted, plan.content) == ([12], [], CONTENT)
+    assert (events, plan.content) == (["begin", "end"], CONTENT)
     plan.enqueue([100, 200, 300], 7, 4096)
-    assert streams == [12, 7]
+    assert events == ["begin", "end", 7]
     answer = plans.rebuild(frontend, b"foreign", BINDINGS, 640, 3, {})
     assert isinstance(answer, Decline)
     assert "BAD_PARAM" in answer.reason
-    assert distrusted == [3]
+    assert events == ["begin", "end", 7, "begin", "end"]
 
 
 def test_the_real_library_writes_a_plan_down_without_a_device(tmp_path: Path) -> None:
