@@ -29,7 +29,7 @@ def python_without_nvrtc(folder: Path) -> Path:
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "without_nvrtc.py").write_text(LOADER)
     (site / "without_nvrtc.pth").write_text("import without_nvrtc\n")
-    for packages in (Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")):
+    for packages in package_folders():
         for found in packages.iterdir():
             if found.name == "nvidia":
                 link_files(found, site / "nvidia")
@@ -37,6 +37,13 @@ def python_without_nvrtc(folder: Path) -> Path:
                 (site / found.name).symlink_to(found)
     assert not list(site.rglob("libnvrtc*"))
     return folder / "bin" / "python"
+
+
+def package_folders() -> list[Path]:
+    """Where this Python has its packages from: the installed ones, and folders that it was told of."""
+    told = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    installed = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    return [folder for folder in map(Path, [*told, *installed]) if folder.is_dir() and folder.resolve() != ROOT]
 
 
 def link_files(source: Path, target: Path) -> None:
