@@ -357,7 +357,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 read_bytes=region.read_bytes,
                 written_bytes=region.written_bytes,
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
-                last_resort=answer.last_resort and not taken_by_another(engine, region, candidates),
+                last_resort=answer.last_resort and not is_preferred(answer, engine, region, candidates),
                 ruled_out=ruled_out(made.desk, engine, region, answer),
                 notes=(*(plan.candidate.notes if plan else answer.notes), *remarks(made.desk, region, answer)),
                 alternatives=tuple(c for c in touching(region) if c.verdict != "chosen"),
@@ -366,11 +366,18 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
     return reports
 
 
-def taken_by_another(engine: str, region: Region, candidates: list[tuple[Region, CandidateReport]]) -> bool:
-    """Whether another engine takes a region's anchor, alone or with other work: then this one was chosen for its price,
-    not for want of another."""
+def is_preferred(
+    answer: Support, engine: str, region: Region, candidates: list[tuple[Region, CandidateReport]]
+) -> bool:
+    """Whether a plain kernel was chosen for its price, not for want of another: in float32, where libraries have no
+    matrix units either, and another engine takes the region's anchor, alone or with other work.
+
+    Of other types a plain kernel that is the cheapest says that a price is wrong.
+    """
     anchor = anchor_of(region)
-    return any(entry.code is None and entry.engine != engine and anchor in asked.nodes for asked, entry in candidates)
+    return answer.precision == "float32" and any(
+        entry.code is None and entry.engine != engine and anchor in asked.nodes for asked, entry in candidates
+    )
 
 
 def remarks(desk: Desk, region: Region, answer: Support) -> list[str]:

@@ -65,8 +65,8 @@ class CandidateReport(Record):
 class RegionReport(Record):
     """One region of the chosen cover: what runs it, what it costs, and what else could have.
 
-    `last_resort` says that a kernel that is correct but not tuned runs it, since no other engine takes what it is built
-    around, not even alone.
+    `last_resort` says that a kernel that is correct but not tuned runs it; of float32 without TF32 not where another
+    engine takes what it is built around, be it alone, for a higher price.
     """
 
     name: str
