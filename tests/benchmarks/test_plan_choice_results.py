@@ -59,7 +59,7 @@ def test_there_are_a_hundred_regions_with_fused_depthwise_and_swiglu(rows: Rows)
     assert len(depthwise) >= 5
     assert all({"conv+bias", "conv+bias+relu", "conv+bias+hard_swish"} & patterns for patterns in depthwise)
     assert swiglu
-    assert all(any("matmul" in p and p.endswith("silu+mul") for p in patterns) for patterns in swiglu)
+    assert all({"matmul+matmul+silu+mul", "matmul+silu+mul"} <= patterns for patterns in swiglu)
 
 
 def test_recorded_estimates_are_near_the_measured_times(rows: Rows) -> None:
