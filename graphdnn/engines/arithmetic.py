@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from graphdnn.ir.graph import Node
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.attention import Attention
@@ -20,14 +22,22 @@ MOVES: tuple[type[Op], ...] = (Cast, Select)
 """Pointwise, and yet no arithmetic: what they give is one of their operands, rounded perhaps."""
 
 
+KNOWN = 256
+"""Types of operands and results that are remembered: the same few stand at all nodes of a graph."""
+
+
 def computes(node: Node) -> bool:
     return isinstance(node.op, COMPUTES) and not isinstance(node.op, MOVES)
 
 
 def compute_type(node: Node) -> DType:
     """The widest type that a node's arithmetic is in: floats before integers, sums of integers in their result's."""
-    types = {t.dtype.compute for t in (*node.operand_types, *node.result_types)}
-    return max(types, key=rank_of)
+    return widest(tuple([v.type.dtype for v in (*node.operands, *node.results)]))
+
+
+@lru_cache(KNOWN)
+def widest(types: tuple[DType, ...]) -> DType:
+    return max({t.compute for t in types}, key=rank_of)
 
 
 def compute_types(region: Region) -> tuple[DType, ...]:

@@ -116,9 +116,15 @@ class Node:
         """The types that the op gives for the operands; asked for each graph that the node is carried into."""
         return self.op.infer(*self.operand_types)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         return self.op.flops(self.operand_types, self.result_types)
+
+    @cached_property
+    def form(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Shape and layout of all its tensors, numbers aside; None where they differ."""
+        found = {(v.type.shape, v.type.layout) for v in (*self.operands, *self.results) if v.literal is None}
+        return found.pop() if len(found) == 1 else None
 
     @cached_property
     def kind(self) -> str:

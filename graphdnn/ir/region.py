@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from graphdnn.ir.graph import Graph, Node, Value
+from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.views import is_part_of, resolve
 from graphdnn.lazy import cached_property
 
@@ -30,9 +31,9 @@ class Region:
     @cached_property
     def mask(self) -> int:
         """Bit set of the nodes, by position in the graph."""
-        mask = 0
+        position, mask = self.graph.position, 0
         for node in self.nodes:
-            mask |= 1 << self.graph.position[node]
+            mask |= 1 << position[node]
         return mask
 
     @cached_property
@@ -74,6 +75,15 @@ class Region:
         """For each input the value in whose memory it lies, and how many elements into it."""
         places = resolve(self.graph)
         return tuple([places[v] for v in self.inputs])
+
+    @cached_property
+    def even(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The one shape and layout of all tensors, numbers aside, where every node is pointwise; else None.
+
+        What holds of one tensor's place then holds of all.
+        """
+        first = self.nodes[0].form
+        return first if all(n.form == first and isinstance(n.op, Elementwise) for n in self.nodes) else None
 
     @cached_property
     def pattern(self) -> str:
@@ -131,10 +141,11 @@ class Region:
     @cached_property
     def is_convex(self) -> bool:
         """Whether no path leaves the region and comes back."""
+        ancestors, descendants = self.graph.ancestors, self.graph.descendants
         below = above = 0
         for node in self.nodes:
-            below |= self.graph.descendants[node]
-            above |= self.graph.ancestors[node]
+            below |= descendants[node]
+            above |= ancestors[node]
         return not (below & above & ~self.mask)
 
     @cached_property

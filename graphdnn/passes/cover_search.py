@@ -116,13 +116,13 @@ class Problem:
         place = {n: i for i, n in enumerate(part.nodes)}
         above, below = closures(graph, place)
         weights = [(not isinstance(n.op, Elementwise), n.flops) for n in part.nodes]
-        to_cover = sum(1 << i for i, n in enumerate(part.nodes) if wanted >> graph.position[n] & 1)
+        covered = {n for n in part.nodes if wanted >> graph.position[n] & 1}
+        to_cover = sum(1 << place[n] for n in covered)
         # A view between a region's nodes is theirs alone, and nothing to cover.
-        held = {i: [p for n in offers[i].region.nodes if to_cover >> (p := place[n]) & 1] for i in part.usable}
+        held = {i: sorted([place[n] for n in offers[i].region.nodes if n in covered]) for i in part.usable}
         shares = least_shares(part, offers, held)
         begins: list[list[Bid]] = [[] for _ in part.nodes]
-        for index in part.usable:
-            places = sorted(held[index])
+        for index, places in held.items():
             mask = up = down = 0
             for i in places:
                 mask, up, down = mask | 1 << i, up | above[i], down | below[i]
@@ -203,13 +203,19 @@ class Problem:
     def contracted(self, covered: int, spans: tuple[Span, ...], bid: Bid) -> tuple[Span, ...] | None:
         """The spans once `bid` is one region too; None where regions would wait for each other."""
         up, down = closed(spans, bid)
-        if down & up or any((down | bid.mask) & a and (up | bid.mask) & b for a, b in spans):
+        if up & down != bid.mask:
             return None
-        rest = [(a & ~covered, b & ~covered) for a, b in spans]
-        up, down = up & ~covered, down & ~covered
-        if self.adds(up, down, bid.mask):
-            rest.append((up, down))
-        return tuple(sorted({(a, b) for a, b in rest if a and b}))
+        free = self.wanted & ~covered
+        rest: set[Span] = set()
+        for a, b in spans:
+            if down & a and up & b:
+                return None
+            if (above := a & free) and (below := b & free):
+                rest.add((above, below))
+        up, down = up & free, down & free
+        if up and down and self.adds(up, down, bid.mask):
+            rest.add((up, down))
+        return tuple(sorted(rest))
 
     def adds(self, up: int, down: int, mask: int) -> bool:
         """Whether some path from `up` to `down` leads through the region `mask` and through no single node of it.
@@ -230,16 +236,18 @@ class Problem:
 
 
 def closed(spans: tuple[Span, ...], bid: Bid) -> Span:
-    """All nodes that lead to the bid's region, and all that it leads to, through contracted regions as well."""
-    up, down = bid.above, bid.below
+    """All nodes that lead to the bid's region, and all that it leads to, through contracted regions as well; those of
+    the region are among both."""
+    up, down = bid.above | bid.mask, bid.below | bid.mask
     settled = False
     while not settled:
-        settled = True
+        before = up, down
         for above, below in spans:
-            if (down | bid.mask) & above and below & ~(down | bid.mask):
-                down, settled = down | below & ~bid.mask, False
-            if (up | bid.mask) & below and above & ~(up | bid.mask):
-                up, settled = up | above & ~bid.mask, False
+            if down & above:
+                down |= below
+            if up & below:
+                up |= above
+        settled = before == (up, down)
     return up, down
 
 
@@ -276,10 +284,15 @@ def closures(graph: Graph, place: Mapping[Node, int]) -> tuple[list[int], list[i
 
 def bits(mask: int) -> list[int]:
     """Places of the ones, ascending."""
+    if not mask:
+        return []
+    # The set of a region in a long graph is a few ones far from the origin: shifted there, numbers stay short.
+    first = (mask & -mask).bit_length() - 1
+    mask >>= first
     out = []
     while mask:
         low = mask & -mask
-        out.append(low.bit_length() - 1)
+        out.append(first + low.bit_length() - 1)
         mask ^= low
     return out
 

@@ -18,6 +18,7 @@ from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.ir.views import is_free
 from graphdnn.lazy import cached_property
+from graphdnn.passes.cover_search import bits
 from graphdnn.passes.patterns import FUSIONS
 from graphdnn.passes.patterns.fusion import Fusion
 
@@ -109,12 +110,13 @@ class Field:
         escaping, users, position = self.graph.escaping, self.graph.users, self.graph.position
         return all(
             v not in escaping and all(mask >> position[u] & 1 for u in users.get(v, ()))
-            for node in bits_of(mask & self.views, self.graph.nodes)
+            for node in self.nodes_of(mask & self.views)
             for v in node.results
         )
 
     def nodes_of(self, mask: int) -> tuple[Node, ...]:
-        return tuple(n for n in bits_of(mask, self.graph.nodes))
+        nodes = self.graph.nodes
+        return tuple([nodes[i] for i in bits(mask)])
 
 
 class Neighbours:
@@ -126,13 +128,6 @@ class Neighbours:
         for i, found in readers.items():
             for reader in found:
                 self.makers[reader] |= 1 << i
-
-
-def bits_of(mask: int, nodes: tuple[Node, ...]) -> Iterator[Node]:
-    while mask:
-        low = mask & -mask
-        yield nodes[low.bit_length() - 1]
-        mask ^= low
 
 
 class Grown(NamedTuple):

@@ -71,7 +71,7 @@ def check_offered(graph: Graph, wanted: int, offers: Sequence[Offer]) -> None:
 
 def own_conflict(region: Region, wanted: int) -> str:
     """Why a region can be part of no cover, or nothing."""
-    views = (n for n in region.nodes if not wanted >> region.graph.position[n] & 1)
+    views = [region.graph.nodes[i] for i in bits(region.mask & ~wanted)]
     if any(region.graph.producer.get(n.operands[0]) not in region.nodes for n in views):
         return "it holds a view of what others make, which is nothing to compute"
     if not region.is_convex:
@@ -109,10 +109,14 @@ def components(graph: Graph, offers: Sequence[Offer], usable: Sequence[int]) -> 
         for value in node.operands:
             if value in graph.producer:
                 join(node, graph.producer[value])
+    joined: dict[int, int] = {}  # nearly every offer lies within one of these parts already
+    for i in range(len(graph.nodes)):
+        joined[root(i)] = joined.get(root(i), 0) | 1 << i
     for index in usable:
-        nodes = offers[index].region.nodes
-        for node in nodes[1:]:
-            join(nodes[0], node)
+        nodes, mask = offers[index].region.nodes, offers[index].region.mask
+        if mask & ~joined[root(graph.position[nodes[0]])]:
+            for node in nodes[1:]:
+                join(nodes[0], node)
     members: dict[int, list[Node]] = {}
     for node in branch_order(graph):
         members.setdefault(root(graph.position[node]), []).append(node)

@@ -53,7 +53,7 @@ def check_lawful(graph: Graph, proposals: tuple[Proposal, ...]) -> None:
         assert nx.is_weakly_connected(view.subgraph(nodes))
         for free in filter(is_free, nodes):
             assert graph.producer.get(free.operands[0]) in nodes
-            assert all(u in nodes for v in free.results for u in graph.users[v])
+            assert all(u in nodes for v in free.results for u in graph.users.get(v, ()))
             assert not graph.escaping & set(free.results)
         assert proposal.anchor is None or proposal.anchor in nodes
         for between in closure.nodes - nodes:
@@ -247,6 +247,15 @@ def test_a_view_that_others_read_is_in_no_region(reader: str) -> None:
     more = g.softmax(v, name="softmax") if reader == "another node" else v
     graph = g.build({"y": g.neg(v, name="b"), "z": more})
     assert not any("v" in s for s in sets(graph))
+
+
+def test_an_island_holds_a_split_of_which_nobody_reads_a_part() -> None:
+    g = GraphBuilder()
+    first, _ = g.split(g.relu(g.input("x", (4, 6), float32), name="before"), (1, 3), axis=0, name="split")
+    graph = assign_layouts(g.build({"y": g.relu(first, name="behind")})).graph
+    proposals = propose(graph)
+    check_lawful(graph, proposals)
+    assert frozenset({"before", "split", "behind"}) in set(map(names, proposals))
 
 
 def test_islands_hold_what_joins_and_pads() -> None:

@@ -63,8 +63,13 @@ class Anatomy:
         """Values that the region computes."""
         return frozenset(v for n in self.region.nodes for v in n.results)
 
+    @cached_property
+    def kinds(self) -> frozenset[type[Op]]:
+        """Classes of the region's ops."""
+        return frozenset([type(n.op) for n in self.region.nodes])
+
     def has(self, *kinds: type[Op]) -> bool:
-        return any(isinstance(n.op, kinds) for n in self.region.nodes)
+        return any(issubclass(k, kinds) for k in self.kinds)
 
     @cached_property
     def frame(self) -> Frame | Decline:
@@ -122,7 +127,7 @@ def is_over_last_axes(norm: Node) -> bool:
 
 def misfit(region: Region, frame: Frame) -> Decline | None:
     """The first tensor of the region that cannot be told in `frame`, if there is one."""
-    for node in region.nodes:
+    for node in region.nodes if region.even is None else region.nodes[:1]:
         for value, shape, full in placements(node, frame):
             if frame.describe(shape, aligned_strides(value.type, shape), full) is None:
                 if shape == full:

@@ -180,7 +180,7 @@ def broadcasts(question: Question) -> Decline | None:
     anatomy = question.anatomy
     spatial = anatomy.has(*CONVOLUTIONS, InstanceNorm) or not anatomy.anchors
     allowed = limits.PATTERNED if anatomy.has(*CONVOLUTIONS) else limits.PLAIN
-    for node, index, shape in operands(anatomy):
+    for node, index, shape in operands(anatomy) if question.region.even is None else ():
         full = node.result.type.shape
         value = node.operands[index]
         if value in anatomy.computed and len(shape) != value.type.rank:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
@@ -40,6 +40,9 @@ PLAIN = 0.5
 
 THREADS_PER_CORE = 2048
 """Threads that a multiprocessor holds at once."""
+
+KNOWN = 256
+"""Shapes with layouts whose walk is remembered."""
 
 STREAMING = Efficiency(bandwidth=0.98)
 """Vectors: 48.1 us were measured for a sum and relu of 64 MiB, 46.8 at the pace of a copy."""
@@ -111,6 +114,8 @@ def wanted(region: Region) -> Wanted | Decline:
 def takes(region: Region) -> Decline | None:
     if not any(isinstance(n.op, Elementwise) for n in region.nodes) and len(region.nodes) == 1:
         return Decline(Code.PATTERN, f"{region.nodes[0]} moves elements and nothing is computed with them")
+    if region.even is not None:
+        return None
     found = wanted(region)
     return found if isinstance(found, Decline) else None
 
@@ -158,6 +163,35 @@ def plan_walk(region: Region, target: Target) -> Walk:
     )
 
 
+@kept
+def outline(region: Region, target: Target) -> Walk:
+    """The walk of a region that `takes` accepted, as far as price and memory depend on it.
+
+    Where all tensors lie alike it follows from one of them, and no line of the kernel is thought of: regions are priced
+    a hundred times as often as they are built, and nodes stand in dozens of them.
+    """
+    if region.even is None:
+        return plan_walk(region, target)
+    extents, strides = one_walk(*region.even)
+    inputs, outputs = region.inputs, region.outputs
+    accesses = [Access(f"p{i}", v, strides) for i, v in enumerate((*inputs, *outputs))]
+    loads = {a.name: a for a in accesses[: len(inputs)]}
+    stores = tuple([Store(a, "") for a in accesses[len(inputs) :]])
+    values = (*inputs, *outputs)
+    space = Space(extents, (strides,) * len(values))
+    width = vector_width(space, [v.type.dtype.itemsize for v in values], most=widest(values))
+    flops = sum([n.flops / n.result.type.size for n in region.nodes])
+    return Walk(space, loads, stores, {}, (), flops, width, repetition(space, loads, width, target))
+
+
+@lru_cache(KNOWN)
+def one_walk(shape: tuple[int, ...], layout: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents and strides of a walk through tensors that all lie alike."""
+    space = Space(shape, (tuple(s if n > 1 else 0 for n, s in zip(shape, layout, strict=True)),))
+    space = collapsed(ordered(space, 0))
+    return space.extents, space.accesses[0]
+
+
 def within_bounds(width: int, bounds: Collection[Bound]) -> int:
     """The largest width, up to the given one, of which no group lies on both sides of a bound."""
 
@@ -200,13 +234,15 @@ def repetition(space: Space, loads: Mapping[str, Access], width: int, target: Ta
 
 
 def generate(region: Region, target: Target) -> Recipe:
-    walk = plan_walk(region, target)
-    groups = -(-walk.space.size // walk.width)
-    grid = -(-groups // (BLOCK * walk.repeat))
-    kernel = Kernel(
-        "pointwise", partial(source, region, walk, groups), all_buffers(region), (grid, 1, 1), (BLOCK, 1, 1)
-    )
+    walk = outline(region, target)
+    grid = -(-groups(walk) // (BLOCK * walk.repeat))
+    kernel = Kernel("pointwise", partial(source, region, target), all_buffers(region), (grid, 1, 1), (BLOCK, 1, 1))
     return Recipe(f"pointwise_x{walk.width}", (kernel,), in_place=in_place(region, walk))
+
+
+def groups(walk: Walk) -> int:
+    """Groups of a walk, the last of which may be part of one."""
+    return -(-walk.space.size // walk.width)
 
 
 def in_place(region: Region, walk: Walk) -> Pairs:
@@ -216,22 +252,21 @@ def in_place(region: Region, walk: Walk) -> Pairs:
     that stores would still read.  Of one type only, since memory that is read and written as different types may be
     taken for different memory.
     """
-    pairs: list[tuple[int, int]] = []
-    for i, value in enumerate(region.inputs):
-        ways = {(a.strides, a.offset, a.when) for a in walk.loads.values() if a.value is value}
-        pairs += (
-            (i, o)
-            for o, store in enumerate(walk.stores)
-            if ways == {(store.access.strides, 0, "")}
-            and not store.only
-            and value.type.dtype == store.access.value.type.dtype
-        )
-    return tuple(pairs)
+    ways: dict[Value, set[tuple[object, ...]]] = {v: set() for v in region.inputs}
+    for load in walk.loads.values():
+        ways[load.value].add((load.value.type.dtype, load.strides, load.offset, load.when))
+    stored: dict[tuple[object, ...], list[int]] = {}
+    for o, store in enumerate(walk.stores):
+        if not store.only:
+            access = store.access
+            stored.setdefault((access.value.type.dtype, access.strides, 0, ""), []).append(o)
+    alike = [stored.get(next(iter(ways[v])), ()) if len(ways[v]) == 1 else () for v in region.inputs]
+    return tuple([(i, o) for i, outputs in enumerate(alike) for o in outputs])
 
 
 def estimate(region: Region, target: Target) -> float:
     """Time of the bytes, or of the work where it is more: each operand of a concat is computed at every place."""
-    walk = plan_walk(region, target)
+    walk = outline(region, target)
     work = walk.flops * walk.space.size / (target.rate("float32") * PLAIN)
     memory = roofline_us(region, target, efficiency=pace(walk))
     return RAMP_US + max(memory, target.launch_us + 1e6 * work)
@@ -247,27 +282,29 @@ def pace(walk: Walk) -> Efficiency:
     return NARROW if narrow and moving else STREAMING
 
 
-def source(region: Region, walk: Walk, groups: int) -> str:
+def source(region: Region, target: Target) -> str:
     """The kernel's text.  A thread loads all its groups first, then computes and stores them."""
+    walk = plan_walk(region, target)
+    count = groups(walk)
     accesses = [*walk.loads.values(), *(s.access for s in walk.stores)]
     fits = walk.space.fits_int and all(abs(a.offset) + a.value.type.extent <= LARGEST_INT for a in accesses if a.offset)
     index = "int" if fits else "i64"
     width, extents = walk.width, walk.space.extents
     axis = len(extents) - 1
     names = [f"i{a}" for a in range(len(extents))]
-    steps = (*extents[:-1], extents[-1] // width if axis else groups)
+    steps = (*extents[:-1], extents[-1] // width if axis else count)
     tail = walk.space.size % width
     place = [
         *split_index("group", steps, [*names[:-1], "last"], index),
         f"const {index} {names[-1]} = last * {width};",
-        f"const bool whole = {f'group < {groups - 1}' if tail else 'true'};",
+        f"const bool whole = {f'group < {count - 1}' if tail else 'true'};",
         f"const int count = {tail or width};",
         *(f"const bool {name} = {condition(bound, names)};" for name, bound in walk.bounds.items()),
     ]
     loop = [
         f"#pragma unroll\nfor (int r = 0; r < {walk.repeat}; ++r) {{",
         f"const {index} group = first + r * {BLOCK};",
-        f"if (group < {groups}) {{",
+        f"if (group < {count}) {{",
         *place,
     ]
     kept = {name: f"{name}_m" for name in walk.loads}

@@ -14,12 +14,13 @@ from graphdnn.engines.nvrtc.emit import literal
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
 from graphdnn.engines.nvrtc.functions import ROWS
 from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered, split_index, vector_width
-from graphdnn.engines.nvrtc.pointwise import plan_walk
+from graphdnn.engines.nvrtc.pointwise import estimate, in_place, outline, pace, plan_walk
+from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DTYPES, DType, channels_last, row_major
+from graphdnn.ir.types import DTYPES, DType, channels_last, dense_strides, row_major
 from graphdnn.target import Target
-from tests.engines.cudnn.layouts import Layout, whole
+from tests.engines.cudnn.layouts import Layout, laid_out, whole
 from tests.ir.samples import pointwise
 
 H200 = Target.named("h200")
@@ -169,6 +170,69 @@ def test_one_vector_may_lie_along_two_axes() -> None:
     region = whole(g.build({"y": g.add(g.bias(x, b, axis=1), b)}))
     strides = {a.strides for a in plan_walk(region, H200).loads.values() if a.value.name == "b"}
     assert strides == {(0, 1, 0), (0, 0, 1)}
+
+
+def even_region(rng: np.random.Generator) -> Region:
+    """Random pointwise work on tensors of one shape and one layout, of two types, with numbers and several outputs."""
+    g = gd.GraphBuilder()
+    shape = tuple(int(n) for n in rng.choice([1, 2, 3, 8, 40], int(rng.integers(1, 5))))
+    order = [int(a) for a in rng.permutation(len(shape))]
+    narrow = (gd.float16, gd.int8)[int(rng.integers(2))]
+    pool = [g.input(f"x{i}", shape, (gd.float32, narrow)[i % 2], strides=dense_strides(shape, order)) for i in range(4)]
+    for _ in range(int(rng.integers(1, 9))):
+        a, b = (pool[int(rng.integers(len(pool)))] for _ in range(2))
+        kind = int(rng.integers(5))
+        same = a.type.dtype == b.type.dtype
+        pool.append(
+            g.cast(a, gd.float32 if a.type.dtype == narrow else narrow)
+            if kind == 0
+            else a + b
+            if kind < 3 and same
+            else g.maximum(a, 2)
+            if kind < 4
+            else g.relu(a)
+        )
+    made = pool[4:]
+    outputs = {made[-1], *(v for v in made if rng.random() < 0.3)}
+    graph = g.build({f"y{i}": v for i, v in enumerate(v for v in made if v in outputs)})
+    placed = laid_out(graph, lambda shape: dense_strides(shape, order))
+    wanted = set(placed.outputs.values())
+    needed = set().union(*({placed.producer[v], *bits_above(placed, v)} for v in wanted))
+    return Region.of(placed, needed)
+
+
+def bits_above(graph: gd.Graph, value: gd.Value) -> list[Node]:
+    above = graph.ancestors[graph.producer[value]]
+    return [n for i, n in enumerate(graph.nodes) if above >> i & 1]
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_what_lies_evenly_is_priced_as_its_kernel_is(case: int, rng: np.random.Generator) -> None:
+    """The outline follows from one tensor; the walk is found node by node."""
+    region = even_region(rng)
+    assert region.even is not None
+    short, walk = outline(region, H200), plan_walk(region, H200)
+    assert (short.space.extents, short.width, short.repeat) == (walk.space.extents, walk.width, walk.repeat)
+    assert short.space.accesses == walk.space.accesses
+    assert short.flops == walk.flops
+    assert pace(short) == pace(walk)
+    assert in_place(region, short) == in_place(region, walk)
+    memory = {(a.value, a.strides, a.offset, a.when) for a in walk.loads.values()}
+    assert {(a.value, a.strides, a.offset, a.when) for a in short.loads.values()} == memory
+    assert estimate(region, H200) > 0
+
+
+@pytest.mark.parametrize("other", ["broadcast", "turned", "moved"])
+def test_what_lies_otherwise_is_not_even(other: str) -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (4, 6), gd.float32)
+    y = {
+        "broadcast": lambda: g.input("y", (6,), gd.float32),
+        "turned": lambda: g.input("y", (4, 6), gd.float32, strides=(1, 4)),
+        "moved": lambda: g.concat([x, x], axis=0),
+    }[other]()
+    made = g.relu(y) if other == "moved" else x + y
+    assert whole(g.build({"y": made}), row_major).even is None
 
 
 def test_a_small_output_is_written_once() -> None:

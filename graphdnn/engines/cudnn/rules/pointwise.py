@@ -296,4 +296,6 @@ def is_smaller(node: Node, index: int) -> bool:
     assert isinstance(node.op, Elementwise)
     shape = node.result.type.shape
     value = node.operands[index]
-    return value.literal is not None or node.op.aligned(index, value.type.shape, len(shape)) != shape
+    if value.literal is not None:
+        return True
+    return value.type.shape != shape and node.op.aligned(index, value.type.shape, len(shape)) != shape
