@@ -161,8 +161,10 @@ class Region:
             ids[value] = place = f"i{len(ids)}"
             lines.append(f"{place} {value.type.spelled} at {bytes}{shared}")
         for number, node in enumerate(self.nodes):
-            reads = [ids[v] if v.literal is None else f"{v.literal!r}:{v.type.dtype}" for v in node.operands]
-            lines.append(f"{node.kind} of {' '.join(reads)}")
+            line = f"{node.kind} of"
+            for value in node.operands:
+                line += f" {ids[value]}" if value.literal is None else f" {value.literal!r}:{value.type.dtype}"
+            lines.append(line)
             for i, value in enumerate(node.results):
                 ids[value] = f"n{number}.{i}"
         lines.append("out " + " ".join([ids[v] for v in self.outputs]))

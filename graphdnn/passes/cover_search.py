@@ -257,11 +257,13 @@ def ticks(offer: Offer) -> int:
 
 def least_shares(part: Component, offers: Sequence[Offer], held: Mapping[int, Sequence[int]]) -> list[int]:
     """For each node the least that an offer costs a node it holds: added up, a lower bound on every cover."""
+    shares = sorted([(ticks(offers[index]) // len(places), index) for index, places in held.items()])
     least: dict[int, int] = {}
-    for index, places in held.items():
-        share = ticks(offers[index]) // len(places)
-        for place in places:
-            least[place] = min(least.get(place, share), share)
+    for share, index in shares:
+        if len(least) == len(part.nodes):
+            break
+        for place in held[index]:
+            least.setdefault(place, share)
     return [least.get(i, 0) for i in range(len(part.nodes))]
 
 
