@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -135,7 +135,7 @@ def account(made: Decisions) -> CompileReport:
         unfused_kernel_count=sum(not n.op.is_renaming for n in made.graph.nodes) - len(made.implied),
         read_bytes=sum(r.read_bytes for r in regions),
         written_bytes=sum(r.written_bytes for r in regions),
-        unfused_bytes=unfused_bytes(made.graph),
+        unfused_bytes=unfused_bytes(made.graph, made.implied),
         arena_bytes=made.schedule.arena_bytes,
         peak_bytes=made.schedule.peak_bytes,
         last_resort_count=sum(r.last_resort for r in regions),
@@ -229,11 +229,10 @@ def engine_of(offer: Offer) -> str:
     return offer.payload
 
 
-def unfused_bytes(graph: Graph) -> int:
+def unfused_bytes(graph: Graph, casts: Mapping[Value, Value]) -> int:
     """Bytes that one kernel per user node would read and write; views move nothing, and casts for promotion are part of
     the kernel that reads them."""
     total = 0
-    casts = implied_casts(graph)
     for node in graph.nodes:
         if not node.op.is_renaming and node.result not in casts:
             read: dict[Value, int] = {}

@@ -85,6 +85,11 @@ class Region:
         first = self.nodes[0].form
         return first if all(n.form == first and isinstance(n.op, Elementwise) for n in self.nodes) else None
 
+    @property
+    def placing(self) -> tuple[Node, ...]:
+        """The nodes whose tensors tell how all lie: one of an even region, else every one."""
+        return self.nodes if self.even is None else self.nodes[:1]
+
     @cached_property
     def pattern(self) -> str:
         """Names of the ops joined with "+", in order."""

@@ -108,6 +108,18 @@ class Run:
             self.device.synchronize()
             return self.error()
 
+    def captured(self, plan: CublasLtPlan, launches: int) -> tuple[float, int]:
+        """Error after some launches of a plan captured into poisoned memory, and the kernels of one."""
+        with self.device:
+            self.fresh()
+            workspace = self.device.allocate(plan.workspace_bytes)
+            addresses = self.addresses
+            graph = self.device.capture(lambda s: plan.enqueue(addresses, s, workspace.handle))
+            for _ in range(launches):
+                graph.launch(self.device.stream)
+            self.device.synchronize()
+            return self.error(), graph.kernels
+
 
 def proposed(device: CudaDevice, region: Region, policy: Policy | None = None) -> list[Candidate]:
     chosen = policy or Policy()
@@ -194,16 +206,9 @@ def test_several_calls_in_a_capture(device: CudaDevice, rng: np.random.Generator
     for candidate in proposed(device, region):
         plan = built(device, candidate)
         run.through(plan)
-        with device:
-            run.fresh()
-            workspace = device.allocate(plan.workspace_bytes)
-            addresses = run.addresses
-            graph = device.capture(lambda s, p=plan, a=addresses, w=workspace: p.enqueue(a, s, w.handle))
-            for _ in range(2):
-                graph.launch(device.stream)
-            device.synchronize()
-            assert run.error() <= LIMITS["float32"], candidate.name
-            assert graph.kernels in (2, 4), candidate.name
+        error, kernels = run.captured(plan, launches=2)
+        assert error <= LIMITS["float32"], candidate.name
+        assert kernels in (2, 4), candidate.name
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -340,15 +345,9 @@ def test_a_capture_runs_as_a_plan_does(
     for candidate in proposed(device, region):
         plan = built(device, candidate)
         run.through(plan)
-        with device:
-            run.fresh()
-            workspace = device.allocate(plan.workspace_bytes)
-            addresses = run.addresses
-            graph = device.capture(lambda s, p=plan, a=addresses, w=workspace: p.enqueue(a, s, w.handle))
-            graph.launch(device.stream)
-            device.synchronize()
-            assert run.error() <= LIMITS["float16"], candidate.name
-            assert graph.kernels >= 1, candidate.name
+        error, kernels = run.captured(plan, launches=1)
+        assert error <= LIMITS["float16"], candidate.name
+        assert kernels >= 1, candidate.name
 
 
 def test_the_fallback_works_in_a_capture_that_is_its_first_run(device: CudaDevice, rng: np.random.Generator) -> None:

@@ -376,8 +376,7 @@ def is_number_a_sequence(node: Node, op: Attention) -> bool:
 
 def no_anchor(anatomy: Anatomy) -> Decline | None:
     """Pointwise work alone: full-size tensors lie alike, channels or the last axis innermost."""
-    region = anatomy.region
-    for node in region.nodes if region.even is None else region.nodes[:1]:
+    for node in anatomy.region.placing:
         for value in (*node.operands, *node.results):
             type = value.type
             if (

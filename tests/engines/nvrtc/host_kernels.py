@@ -15,12 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
+from graphdnn.answer import Decline
 from graphdnn.engines.nvrtc.emit import prelude
+from graphdnn.engines.nvrtc.engine import family_of
 from graphdnn.engines.nvrtc.recipe import Kernel
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.target import Target
+from tests.numbers import TOLERANCE, relative_error
 
+H200 = Target.named("h200")
 COMPILER = shutil.which("g++") or shutil.which("c++")
 
 SHIMS = """
@@ -57,6 +62,24 @@ PTX = {
     r'asm\("cvt.rn.f16.f64 [^;]*;" : "=h"\(y.bits\) : "d"\(x\)\);': "y.bits = same_bits<unsigned short>((_Float16)x);",
     r'asm\("cvt.rn.bf16.f32 [^;]*;" : "=h"\(y.bits\) : "f"\(x\)\);': "y.bits = bfloat(x);",
 }
+
+
+def kernel_of(region: Region) -> Kernel:
+    """The one kernel that is generated for a region."""
+    family = family_of(region)
+    assert not isinstance(family, Decline), family
+    (kernel,) = family.generate(region, H200).kernels
+    return kernel
+
+
+def check_outputs(region: Region, found: Mapping[Value, Array], wanted: Mapping[str, Array], case: str) -> None:
+    """What a kernel gave beside what the definition gives: floats within the tolerance, all else equal."""
+    for name, value in region.graph.outputs.items():
+        dtype = value.type.dtype
+        if not dtype.is_float:
+            np.testing.assert_array_equal(found[value], wanted[name], err_msg=f"{case}: {name}")
+            continue
+        assert relative_error(found[value], wanted[name]) <= TOLERANCE[dtype.name], f"{case}: {name}"
 
 
 class HostKernels:

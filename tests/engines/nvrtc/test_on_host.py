@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.answer import Decline
 from graphdnn.engines.nvrtc import depthwise, pointwise
 from graphdnn.engines.nvrtc.engine import family_of
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue
@@ -18,20 +17,13 @@ from graphdnn.ir.types import DType, channels_last, row_major
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import whole
-from tests.engines.nvrtc.host_kernels import HostKernels
+from tests.engines.nvrtc.host_kernels import HostKernels, check_outputs, kernel_of
 from tests.engines.nvrtc.moving_regions import MOVING, Moving
 from tests.engines.nvrtc.random_moving import moving_graph
 from tests.ir.samples import draw
 from tests.numbers import TOLERANCE, relative_error
 
 H200 = Target.named("h200")
-
-
-def kernel_of(region: Region) -> Kernel:
-    family = family_of(region)
-    assert not isinstance(family, Decline), family
-    (kernel,) = family.generate(region, H200).kernels
-    return kernel
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +41,7 @@ def test_movement_inside_a_kernel(case: Moving, elements: int, compiled: HostKer
     shift = elements * max(v.type.dtype.itemsize for v in (*region.inputs, *region.outputs))
     found = compiled.run(case.name, region, arrays, shift)
     wanted = gd.evaluate(region.graph, arrays, dtype=gd.float64)
-    for name, value in region.graph.outputs.items():
-        dtype = value.type.dtype
-        if not dtype.is_float:
-            np.testing.assert_array_equal(found[value], wanted[name])
-            continue
-        assert relative_error(found[value], wanted[name]) <= TOLERANCE[dtype.name]
+    check_outputs(region, found, wanted, case.name)
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)])

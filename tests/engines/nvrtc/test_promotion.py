@@ -6,25 +6,10 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.answer import Decline
 from graphdnn.engines.nvrtc.compile import compile_cubin
-from graphdnn.engines.nvrtc.engine import family_of
-from graphdnn.engines.nvrtc.recipe import Kernel
-from graphdnn.ir.region import Region
 from graphdnn.ir.types import DTYPES, DType
-from graphdnn.target import Target
-from tests.engines.nvrtc.host_kernels import HostKernels
+from tests.engines.nvrtc.host_kernels import HostKernels, check_outputs, kernel_of
 from tests.engines.nvrtc.promoted_regions import ONE, TWO, arrays, regions
-from tests.numbers import TOLERANCE, relative_error
-
-H200 = Target.named("h200")
-
-
-def kernel_of(region: Region) -> Kernel:
-    family = family_of(region)
-    assert not isinstance(family, Decline), family
-    (kernel,) = family.generate(region, H200).kernels
-    return kernel
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +25,7 @@ def test_kernels_promote_as_the_definition(dtype: DType, compiled: HostKernels, 
         given = arrays(region, rng)
         found = compiled.run(case, region, given)
         wanted = gd.evaluate(region.graph, given, dtype=gd.float64)
-        for name, value in region.graph.outputs.items():
-            if not value.type.dtype.is_float:
-                np.testing.assert_array_equal(found[value], wanted[name], err_msg=f"{case}: {name}")
-                continue
-            assert relative_error(found[value], wanted[name]) <= TOLERANCE[value.type.dtype.name], f"{case}: {name}"
+        check_outputs(region, found, wanted, case)
 
 
 def test_no_function_is_refused_everywhere() -> None:
