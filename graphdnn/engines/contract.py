@@ -7,6 +7,7 @@ compiler.py hands them to each other.  Passes see engines only as a function fro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -144,6 +145,9 @@ class Device(Protocol):
 
     def capture(self, issue: Callable[[int], None]) -> Captured:
         """Records what `issue(stream)` puts on a stream, without running it."""
+
+    def capturing(self) -> AbstractContextManager[int]:
+        """A stream for a capture of ours, which no other one may meet, nor a wait for the whole device."""
 
     def synchronize(self) -> None:
         """Waits for `stream`.  Raises ExecutionError for an error of the device."""

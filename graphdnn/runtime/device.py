@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graphdnn.runtime.resource import DeferredResource
 
 EVENT_DISABLE_TIMING = 2
+UNCAPTURED = "work on the CPU is done when a call returns, so it cannot be captured"
 
 
 class Event:
@@ -337,7 +338,11 @@ class HostDevice:
 
     def capture(self, issue: Callable[[int], None]) -> CapturedGraph:
         """Raises ExecutionError: work here is done when a call returns."""
-        raise ExecutionError("work on the CPU is done when a call returns, so it cannot be captured")
+        raise ExecutionError(UNCAPTURED)
+
+    def capturing(self) -> AbstractContextManager[int]:
+        """Raises ExecutionError, as `capture` does."""
+        raise ExecutionError(UNCAPTURED)
 
     def synchronize(self) -> None:
         """Nothing is ever pending here."""

@@ -241,6 +241,30 @@ def test_reading_a_plan_leaves_the_default_stream_alone(fresh: CudaDevice) -> No
             work.result(60)
 
 
+def test_a_wait_for_the_whole_device_beside_costs_no_plan(fresh: CudaDevice) -> None:
+    """The driver refuses it during a capture, and ends the capture: the plan is read again."""
+    with fresh:
+        candidate, plan = built(CudnnEngine(), CONV, fresh)
+        content = CudnnEngine().save(candidate, plan)
+        done = threading.Event()
+
+        def others() -> None:
+            with fresh:
+                while not done.is_set():
+                    fresh.driver.cuCtxSynchronize()
+                    done.wait(0.003)
+
+        with ThreadPoolExecutor(1) as pool:
+            work = pool.submit(others)
+            try:
+                for _ in range(40):
+                    answer = CudnnEngine().restore(candidate, content, fresh)
+                    assert not isinstance(answer, Decline), answer
+            finally:
+                done.set()
+            work.result(60)
+
+
 def test_threads_restore_at_the_same_time(fresh: CudaDevice, rng: np.random.Generator) -> None:
     """Eight threads, each reading plans while the others do and while this one runs and captures."""
     names = ["conv", "conv, clip", "matmul", "layer norm", "attention", "conv, two outputs"]

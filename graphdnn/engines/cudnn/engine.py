@@ -141,9 +141,7 @@ class CudnnEngine:
             return found
         if not found.content:
             return compiled(candidate, who, device)
-        return timely(
-            rebuild(cudnn, found.content, found.bindings, found.workspace, device.target.ordinal, who), device
-        )
+        return timely(rebuild(cudnn, found.content, found.bindings, found.workspace, device, who), device)
 
     def _proposals(self, region: Region, device: Device) -> list[Proposal] | Decline:
         import cudnn

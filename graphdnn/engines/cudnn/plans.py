@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.contract import Device
 from graphdnn.engines.cudnn.errors import attempt, failure, needed_workspace
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.lower import Lowering
@@ -45,6 +46,9 @@ KNOBS: dict[int, str] = {
     42: "WARP_SPEC_CFG",
 }
 """The frontend's knob by cuDNN's number of it, as plan names have it."""
+
+READINGS = 5
+"""How often a plan is read before captures that others end count as a failure."""
 
 Bindings = tuple[tuple[int, int], ...]
 """Which address goes to which tensor, as `Lowering` has it."""
@@ -221,19 +225,52 @@ def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int, who: Ide
 
 
 def rebuild(
-    cudnn: Any, content: bytes, bindings: Bindings, workspace: int, ordinal: int, who: Identity
+    cudnn: Any, content: bytes, bindings: Bindings, workspace: int, device: Device, who: Identity
 ) -> CudnnPlan | Decline:
     """A plan from what cuDNN wrote down of it; no operation graph is made and nothing is compiled.
 
     The frontend would run the plan once, in a capture on the handle's stream, for which it allocates memory and frees
     it, and waits for the device; should it fail, the stream stays captured.  It does not where the stream is captured
-    already, and plans are run once anyhow.
+    already, and plans are run once anyhow.  A capture that another thread ended by a wait for the whole device is begun
+    again.
     """
+    ordinal = device.target.ordinal
+    is_whole = True
 
     def work() -> CudnnPlan:
-        with HANDLES.captured(ordinal) as handle:
-            graph = cudnn.pygraph(handle=handle)
-            graph.deserialize(bytearray(content))
+        nonlocal is_whole
+        with device.capturing() as stream:
+            handle = HANDLES.on(ordinal, stream)
+            begin_capture(stream)
+            try:
+                graph = cudnn.pygraph(handle=handle)
+                graph.deserialize(bytearray(content))
+            finally:
+                is_whole = end_capture(stream)
         return CudnnPlan(Lowering(graph, bindings), ordinal, workspace, who, content)
 
-    return attempt(work, "a saved plan")
+    answer = attempt(work, "a saved plan")
+    for _ in range(READINGS - 1):
+        if is_whole or not isinstance(answer, Decline):
+            break
+        answer = attempt(work, "a saved plan")
+    return answer
+
+
+def begin_capture(stream: int) -> None:
+    """Begins a capture that is in the way of no call of this thread, such as loading kernels.  Raises RuntimeError."""
+    from cuda.bindings import driver
+
+    (status,) = driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    if status:
+        raise RuntimeError(f"the driver captures no stream ({status.name})")
+
+
+def end_capture(stream: int) -> bool:
+    """Ends a capture and throws away what was put there; whether nobody had ended it before."""
+    from cuda.bindings import driver
+
+    status, graph = driver.cuStreamEndCapture(stream)
+    if not status:
+        driver.cuGraphDestroy(graph)
+    return not status

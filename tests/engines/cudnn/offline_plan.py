@@ -26,7 +26,7 @@ from tests.engines.cudnn.layouts import whole
 from tests.engines.cudnn.offline import PROPERTIES
 from tests.engines.cudnn.surface_graphs import GRAPHS
 
-NO_HANDLE = SimpleNamespace(captured=lambda ordinal: nullcontext(0))
+NO_HANDLE = SimpleNamespace(on=lambda ordinal, stream: 0)
 
 
 def main(directory: str) -> None:
@@ -39,10 +39,16 @@ def main(directory: str) -> None:
 
     engine.lowered = lowered
     plans.HANDLES = NO_HANDLE  # type: ignore[assignment]
+    plans.begin_capture = lambda stream: None
+    plans.end_capture = lambda stream: True
     region = whole(GRAPHS["conv_bias_relu"]())
     store = DiskStore(directory)
     device: Any = SimpleNamespace(
-        target=Target.named("h200"), stream=0, store=store, allocate=lambda nbytes: SimpleNamespace(close=lambda: None)
+        target=Target.named("h200"),
+        stream=0,
+        store=store,
+        allocate=lambda nbytes: SimpleNamespace(close=lambda: None),
+        capturing=lambda: nullcontext(0),
     )
     found = engine.CudnnEngine().candidates(region, device, Policy())
     assert not isinstance(found, Decline), found

@@ -3,7 +3,6 @@ from collections import defaultdict, deque
 
 import pytest
 
-from graphdnn.engines.cudnn import handles as module
 from graphdnn.engines.cudnn.handles import Handles
 
 
@@ -65,62 +64,3 @@ def test_threads_that_run_at_once_never_share(library: list[tuple[str, ...]]) ->
             thread.join()
         assert len(set(found[-8:])) == 8
     assert library.count(("create",)) == 8
-
-
-class Streams:
-    """Stands in for the driver's streams 100, 101, ...: which are captured now, and what was begun and ended."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made = 0
-        self.captured: set[int] = set()
-        self.calls: list[tuple[str, int]] = []
-        for name in ("new_stream", "begin_capture", "drop_capture"):
-            monkeypatch.setattr(module, name, getattr(self, name))
-
-    def new_stream(self) -> int:
-        self.made += 1
-        return 99 + self.made
-
-    def begin_capture(self, stream: int) -> None:
-        assert stream not in self.captured
-        self.captured.add(stream)
-        self.calls.append(("begin", stream))
-
-    def drop_capture(self, stream: int) -> None:
-        self.captured.remove(stream)
-        self.calls.append(("end", stream))
-
-
-def test_a_captured_stream_of_its_own_goes_with_each_handle(
-    library: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    streams, handles, found = Streams(monkeypatch), Handles(), []
-
-    def work(ordinal: int = 0) -> None:
-        with handles.captured(ordinal) as handle:
-            assert len(streams.captured) == 1
-            found.append(handle)
-        assert not streams.captured
-
-    work()
-    assert handles.on(0, 5) == 1
-    work()
-    work(1)
-    given = [call[1:] for call in library if call[0] == "stream"]
-    assert given == [(1, 100), (1, 5), (1, 100), (2, 101)]
-    for _ in range(2):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert found == [1, 1, 2, 3, 3]
-    assert streams.made == 3
-
-
-def test_what_fails_in_a_capture_ends_it(library: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    streams, handles = Streams(monkeypatch), Handles()
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="no memory"), handles.captured(0):
-            raise RuntimeError("no memory")
-    assert streams.calls == [("begin", 100), ("end", 100)] * 2
-    assert handles.on(0, 5) == 1
-    assert library[-1] == ("stream", 1, 5)

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Candidate, Policy
+from graphdnn.engines.contract import Candidate, Device, Policy
 from graphdnn.engines.cudnn import engine as module
 from graphdnn.engines.cudnn import plans
 from graphdnn.engines.cudnn.engine import CudnnEngine
@@ -386,34 +386,76 @@ class Graph:
         assert (pointers, workspace, handle) == ({1: 100, 2: 200, 9: 300}, 4096, 77)
 
 
-def test_reading_makes_no_operation_graph_and_captures_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+OWN = 55
+
+
+class Lent:
+    """Handles, and a device that lends a stream: both write down what they are asked."""
+
+    def __init__(self, ordinal: int = 3) -> None:
+        self.events: list[object] = []
+        self.target = SimpleNamespace(ordinal=ordinal)
+
+    def on(self, ordinal: int, stream: int) -> int:
+        assert ordinal == self.target.ordinal
+        self.events.append(stream)
+        return 77
+
+    @contextmanager
+    def capturing(self) -> Iterator[int]:
+        yield OWN
+        self.events.append("free")
+
+
+@pytest.fixture
+def lent(monkeypatch: pytest.MonkeyPatch) -> Lent:
+    made = Lent()
+    monkeypatch.setattr(plans, "HANDLES", made)
+    monkeypatch.setattr(plans, "begin_capture", lambda stream: made.events.append(("begin", stream)))
+    monkeypatch.setattr(plans, "end_capture", lambda stream: made.events.append(("end", stream)) is None)
+    return made
+
+
+READ = [OWN, ("begin", OWN), ("end", OWN), "free"]
+
+
+def test_reading_makes_no_operation_graph_and_captures_a_stream_that_is_lent(lent: Lent) -> None:
     """A frontend that finds its stream captured runs nothing; what it ran would be thrown away."""
-    events: list[object] = []
-
-    class Lent:
-        def on(self, ordinal: int, stream: int) -> int:
-            events.append(stream)
-            return 77
-
-        @contextmanager
-        def captured(self, ordinal: int) -> Iterator[int]:
-            events.append("begin")
-            try:
-                yield 77
-            finally:
-                events.append("end")
-
-    monkeypatch.setattr(plans, "HANDLES", Lent())
     frontend = SimpleNamespace(pygraph=Graph)
-    plan = plans.rebuild(frontend, CONTENT, BINDINGS, 640, 3, {})
+    plan = plans.rebuild(frontend, CONTENT, BINDINGS, 640, cast("Device", lent), {})
     assert isinstance(plan, CudnnPlan)
-    assert (events, plan.content) == (["begin", "end"], CONTENT)
+    assert (lent.events, plan.content) == (READ, CONTENT)
     plan.enqueue([100, 200, 300], 7, 4096)
-    assert events == ["begin", "end", 7]
-    answer = plans.rebuild(frontend, b"foreign", BINDINGS, 640, 3, {})
+    assert lent.events == [*READ, 7]
+
+
+def test_the_stream_is_given_back_by_a_plan_that_cannot_be_read(lent: Lent) -> None:
+    answer = plans.rebuild(SimpleNamespace(pygraph=Graph), b"foreign", BINDINGS, 640, cast("Device", lent), {})
     assert isinstance(answer, Decline)
     assert "BAD_PARAM" in answer.reason
-    assert events == ["begin", "end", 7, "begin", "end"]
+    assert lent.events == READ[:3]
+
+
+@pytest.mark.parametrize(("broken", "is_read"), [(1, True), (plans.READINGS - 1, True), (plans.READINGS, False)])
+def test_a_capture_that_another_thread_ended_is_begun_again(
+    lent: Lent, broken: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Graph):
+        def deserialize(self, content: bytearray) -> None:
+            if ended[-1] < broken:
+                raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+            super().deserialize(content)
+
+    ended = [0]
+
+    def end(stream: int) -> bool:
+        ended.append(len(ended))
+        return ended[-1] > broken
+
+    monkeypatch.setattr(plans, "end_capture", end)
+    answer = plans.rebuild(SimpleNamespace(pygraph=Broken), CONTENT, BINDINGS, 640, cast("Device", lent), {})
+    assert isinstance(answer, CudnnPlan) is is_read
+    assert len(ended) - 1 == min(broken + 1, plans.READINGS)
 
 
 def test_the_real_library_writes_a_plan_down_without_a_device(tmp_path: Path) -> None:
