@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from graphdnn.account import Decisions, account, engine_of
 from graphdnn.config import CompileOptions
+from graphdnn.covers import Covers
 from graphdnn.engines.answers import kept_in
 from graphdnn.engines.choose import Chosen, Desk, nothing
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Store, Support
@@ -25,13 +26,14 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.promote import promotions
-from graphdnn.planning import Fixed, Problem
+from graphdnn.planning import Fixed, Planned, Problem, explained
 from graphdnn.report import CompileReport
-from graphdnn.runtime.cache import DiskStore
+from graphdnn.runtime.cache import DiskStore, NullStore
 from graphdnn.runtime.device import device_for
 from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.probe import ChildProber
 from graphdnn.runtime.program import Program
+from graphdnn.runtime.schedule import Schedule
 from graphdnn.saved.manifest import environment
 from graphdnn.session import Session, effects_of
 from graphdnn.spelling import named_arguments
@@ -106,12 +108,11 @@ def compile_for(
         threads=THREADS if machine.kind == "cuda" else 1,
         limits=Limits(disabled=options.disabled_plans),
     )
-    problem = Problem(graph, desk, device, options, fixed)
+    covers = covers_of(device, desk, options) if fixed is None else None
+    problem = Problem(graph, desk, device, options, fixed, covers)
     session = None
-    store = answers_store(device, options)
     with ExitStack() as stack:
-        if store is not None:
-            stack.enter_context(kept_in(store, graph, machine, desk.policy))
+        stack.enter_context(notebook(problem))
         if options.selection == "heuristic":
             stack.enter_context(uncollected())
         if device is not None:
@@ -124,39 +125,58 @@ def compile_for(
     program = None
     if device is not None:
         program = Program(made.prepared, placed, device, converter(desk, device))
-    decisions = Decisions(
-        graph,
-        made.prepared,
-        made.proposals,
-        made.cover,
-        desk,
-        made.plans,
-        placed,
-        made.records,
-        promotions(graph),
-        options,
-        made.whole,
-        effects_of(problem, session, made),
-    )
+    effects = effects_of(problem, session, made)
     engines = {offer.region: engine_of(offer) for offer in made.cover.picks}
     picks = tuple(Pick(step.region, engines[step.region], made.plans.get(step.region)) for step in placed.steps)
     decided = Decided(made.prepared, picks, machine, options, made.left_out)
-    return Executable(graph, Once(lambda: reported(decisions)), program, decided)
+    return Executable(graph, Once(lambda: reported(problem, made, placed, effects)), program, decided)
 
 
-def answers_store(device: Device | None, options: CompileOptions) -> Store | None:
-    """Where engines' answers are kept: in the device's cache; for a described device only where the user names one."""
+def store_of(device: Device | None, options: CompileOptions) -> Store | None:
+    """Where what was found out is kept: in the device's cache; for a described device only where the user names one."""
     if options.cache_dir == "":
         return None
     if device is not None:
-        return device.store
+        return None if isinstance(device.store, NullStore) else device.store
     return None if options.cache_dir is None else DiskStore(options.cache_dir)
 
 
-def reported(decisions: Decisions) -> CompileReport:
+def notebook(problem: Problem) -> AbstractContextManager[None]:
+    """A while in which engines' answers about the graph are kept."""
+    store = store_of(problem.device, problem.options)
+    desk = problem.desk
+    return nullcontext() if store is None else kept_in(store, problem.graph, desk.target, desk.policy)
+
+
+def covers_of(device: Device | None, desk: Desk, options: CompileOptions) -> Covers | None:
+    """Where covers are kept: those that estimates alone chose on a device, without a limit that plans share."""
+    store = store_of(device, options)
+    if store is None or device is None or options.selection != "heuristic" or options.memory_limit is not None:
+        return None
+    return Covers(store, desk, options)
+
+
+def reported(problem: Problem, made: Planned, placed: Schedule, effects: tuple[str, ...]) -> CompileReport:
     """The report, made without collections: of thousands of nodes it has a hundred thousand parts that stay."""
     with uncollected():
-        return account(decisions)
+        with notebook(problem) if made.is_recalled else nullcontext():
+            whole = explained(made, problem)
+        return account(
+            Decisions(
+                problem.graph,
+                whole.prepared,
+                whole.proposals,
+                whole.cover,
+                problem.desk,
+                whole.plans,
+                placed,
+                whole.records,
+                promotions(problem.graph),
+                problem.options,
+                whole.whole,
+                effects,
+            )
+        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Protocol
 from graphdnn.account import engine_of
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
+from graphdnn.covers import Covers
 from graphdnn.engines.choose import Chosen, Decision, Desk
 from graphdnn.engines.contract import Device, Support
 from graphdnn.errors import CompileError, SetupError
@@ -56,13 +57,14 @@ class Fixed(Protocol):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked of one compilation; the rest is looked up at `desk`."""
+    """What is asked of one compilation; the rest is looked up at `desk`.  `covers` are those of earlier ones."""
 
     graph: Graph
     desk: Desk
     device: Device | None
     options: CompileOptions
     fixed: Fixed | None = None
+    covers: Covers | None = None
 
     def offers(self, proposals: Sequence[Proposal], price: Price) -> list[Offer]:
         """Every engine's "yes" to every proposal, in the engines' order, as far as decisions leave room."""
@@ -81,7 +83,8 @@ class Planned:
 
     `whole` are composite nodes that no engine took as they are, asked alone; `left_out` are passes that were left out
     for the sake of this plan, `spared` those of them that were for memory's sake.  `scratch` is what each plan was
-    allowed to take, where that follows from `memory_limit`.
+    allowed to take, where that follows from `memory_limit`.  What one that `is_recalled` was chosen among is not there:
+    `explained` adds it.
     """
 
     prepared: Graph
@@ -93,6 +96,7 @@ class Planned:
     left_out: tuple[str, ...] = ()
     spared: tuple[str, ...] = ()
     scratch: int | None = None
+    is_recalled: bool = False
 
 
 def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | None = None) -> Planned:
@@ -117,15 +121,54 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
             return cost
 
         prepared, records = prepare(problem.graph, ask, disabled)
-        proposals = propose(prepared)
-        if "fuse" in disabled:
-            proposals = tuple(p for p in proposals if len(p.region.nodes) == 1)
+        recalled = recalled_cover(prepared, problem) if not given_up else None
+        if recalled is not None:
+            return Planned(prepared, records, (), *recalled, tuple(whole), left_out, is_recalled=True)
+        proposals = proposed(prepared, problem.options)
         found = built_cover(prepared, proposals, problem, price)
         if not isinstance(found, Node):
+            if problem.covers is not None and not given_up:
+                problem.covers.keep(prepared, *found)
             return Planned(prepared, records, proposals, *found, tuple(whole), left_out)
         if not is_composite(found) or signature(found) in given_up:
             raise nobody_takes(found, prepared, desk)
         given_up[signature(found)] = desk.answers(Region.of(prepared, [found]))
+
+
+def recalled_cover(graph: Graph, problem: Problem) -> tuple[Cover, dict[Region, Chosen]] | None:
+    """A cover of earlier whose plans run today as well; None where there is none."""
+    found = problem.covers.recall(graph) if problem.covers is not None else None
+    if found is None or problem.device is None:
+        return None
+    desk = problem.desk
+    desk.decided, before = found.decided, desk.decided
+    try:
+        plans = built_plans(graph, found.cover, desk, problem.device)
+    finally:
+        desk.decided = before
+    return (found.cover, plans) if plans is not None else None
+
+
+def explained(made: Planned, problem: Problem) -> Planned:
+    """The same plan with what it was chosen among, which one that was recalled does not know.
+
+    Engines answer as they did, so the search finds the same cover again, and what kept better ones from being taken.
+    """
+    if not made.is_recalled:
+        return made
+    assert problem.device is not None
+    picked = {o.region.mask: o.region for o in made.cover.picks}
+    fresh = proposed(made.prepared, problem.options)
+    proposals = tuple(replace(p, region=picked.get(p.region.mask, p.region)) for p in fresh)
+    again = select(made.prepared, problem.offers(proposals, problem.desk.estimate))
+    problem.desk.look_beside(problem.device)
+    return replace(made, proposals=proposals, cover=replace(made.cover, conflicts=again.conflicts), is_recalled=False)
+
+
+def proposed(graph: Graph, options: CompileOptions) -> tuple[Proposal, ...]:
+    """Regions to ask about: each node alone only, where the user wants nothing fused."""
+    found = propose(graph)
+    return tuple(p for p in found if len(p.region.nodes) == 1) if "fuse" in options.disabled_passes else found
 
 
 def is_composite(node: Node) -> bool:
@@ -177,11 +220,18 @@ def built_cover(
             continue
         if device is None:
             return cover, {}
-        with weights_meanwhile(graph):
-            found = desk.plan_all([(engine_of(o), o.region) for o in cover.picks], device)
-        plans = {o.region: f for o, f in zip(cover.picks, found, strict=True) if isinstance(f, Chosen)}
-        if len(plans) == len(cover.picks):
+        plans = built_plans(graph, cover, desk, device)
+        if plans is not None:
             return cover, plans
+
+
+def built_plans(graph: Graph, cover: Cover, desk: Desk, device: Device) -> dict[Region, Chosen] | None:
+    """A plan that was built and run for each region of a cover; None where one has none, which its engine's answer
+    says from now on."""
+    with weights_meanwhile(graph):
+        found = desk.plan_all([(engine_of(o), o.region) for o in cover.picks], device)
+    plans = {o.region: f for o, f in zip(cover.picks, found, strict=True) if isinstance(f, Chosen)}
+    return plans if len(plans) == len(cover.picks) else None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.answers import is_of_the_moment
 from graphdnn.engines.contest import TRUST
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support
 from graphdnn.engines.pool import Pool
@@ -228,6 +229,19 @@ class Desk:
                 outcome.allow(self.limits)
             self._answers[job.region.key].update(outcome.refused)
 
+    def look_beside(self, device: Device) -> None:
+        """Asks engines whose plan for a region was decided elsewhere for those beside it, as if it had not been."""
+        by_name = {e.name: e for e in self.engines}
+        for (engine, _), by_scratch in self._plans.items():
+            for scratch, found in by_scratch.items():
+                if isinstance(found, Chosen):
+                    region = found.candidate.region
+                    with device:
+                        proposed = by_name[engine].candidates(region, device, self.policy)
+                    known = {t.candidate.name for t in found.tried}
+                    rest = () if isinstance(proposed, Decline) else (c for c in proposed if c.name not in known)
+                    by_scratch[scratch] = replace(found, tried=(*found.tried, *map(ranked_lower, rest)))
+
     def let_go(self) -> None:
         """Drops plans that were built to be timed and not chosen; what was found of them stays."""
         for outcome in self._outcomes.values():
@@ -241,6 +255,12 @@ class Desk:
         answers = [a for row in self._answers.values() for a in row.values()]
         refused = any(isinstance(a, Decline) and a.code is Code.TRANSIENT for a in answers)
         return not refused and not any(t.is_transient for t in (*outcomes, *plans))
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether no engine gave an answer that may be another in a minute, or took a region without a plan for it."""
+        failed = any(isinstance(f, Refused) for by_scratch in self._plans.values() for f in by_scratch.values())
+        return not failed and not any(is_of_the_moment(a) for row in self._answers.values() for a in row.values())
 
     def _takers(self, region: Region) -> tuple[tuple[Engine, Support], ...]:
         """Engines that take a region, the cheapest by estimate first."""
@@ -340,9 +360,13 @@ class Attempt:
         if outcome is not None and self._timed is not None and self._timed.candidate.name == one.candidate.name:
             tried = tuple(beside(t, self._timed, one) for t in outcome.tried[engine])
             return Chosen(engine, one.candidate, one.plan, one.kernels, tried, self._timed.measured_us)
-        rest = (Tried(c, "slower", "its engine ranks it lower; not timed") for c in self._rest or ())
-        tried = (*self._tried, Tried(one.candidate, "chosen"), *rest)
+        tried = (*self._tried, Tried(one.candidate, "chosen"), *map(ranked_lower, self._rest or ()))
         return Chosen(engine, one.candidate, one.plan, one.kernels, tried)
+
+
+def ranked_lower(candidate: Candidate) -> Tried:
+    """A plan that nobody built, since one before it ran."""
+    return Tried(candidate, "slower", "its engine ranks it lower; not timed")
 
 
 def beside(entry: Tried, best: Tried, chosen: Built) -> Tried:

@@ -19,7 +19,10 @@ PACKAGE = Path(__file__).parents[1]
 GENERATED = "__pycache__"
 
 SHARED = ("answer.py", "errors.py", "forking.py", "lazy.py", "once.py", "spelling.py", "target.py")
-"""Files beside the folders `ir` and `engines` that these import."""
+"""Files beside the folders `ir`, `engines` and `passes` that these import."""
+
+CHOOSING = ("passes", "covers.py", "planning.py")
+"""What decides which regions a graph falls into, and nothing about what an engine makes of one."""
 
 
 def environment(target: Target, engine: str, **libraries: str) -> dict[str, str]:
@@ -47,15 +50,18 @@ class Source:
         """Whether it decides what an engine makes of a region: all but what is other engines' own does."""
         top, _, rest = self.place.partition("/")
         folder, _, own = rest.partition("/")
+        if top in CHOOSING:
+            return False
         return top != "engines" or not own or folder == engine
 
 
 @functools.cache
 def sources() -> tuple[Source, ...]:
-    """Every file that decides about answers and plans, as it is on disk when this is first asked, in order."""
+    """Every file that decides about answers, covers and plans, as it is on disk when this is first asked, in order."""
     package = str(PACKAGE)
     found = []
-    for path in (*(os.path.join(package, name) for name in SHARED), *tree(package, "ir"), *tree(package, "engines")):
+    single = [os.path.join(package, name) for name in (*SHARED, *CHOOSING) if name.endswith(".py")]
+    for path in (*single, *tree(package, "ir"), *tree(package, "engines"), *tree(package, "passes")):
         try:
             with open(path, "rb", buffering=0) as file:
                 content, written = file.read(), os.fstat(file.fileno()).st_mtime

@@ -35,6 +35,7 @@ TOP = {
     "explain_cli",
     "lock",
     "plans_view",
+    "covers",
     "planning",
     "fitting",
     "progress",

@@ -38,9 +38,9 @@ def look_anew() -> None:
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The package copied to where it may be changed, older than this process."""
     package = tmp_path / "graphdnn"
-    for part in ("ir", "engines"):
+    for part in ("ir", "engines", "passes"):
         shutil.copytree(module.PACKAGE / part, package / part)
-    for part in SHARED:
+    for part in (*SHARED, "planning.py", "covers.py"):
         shutil.copy2(module.PACKAGE / part, package / part)
     for path in package.rglob("*"):
         os.utime(path, (LOADED - 1, LOADED - 1))
@@ -67,7 +67,17 @@ def test_a_rule_that_changes_is_noticed(copy: Path, path: str) -> None:
     assert is_as_loaded()
 
 
-@pytest.mark.parametrize("path", ["engines/nvrtc/conv.py", "ir/__pycache__/region.cpython-311.pyc"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "engines/nvrtc/conv.py",
+        "passes/fuse.py",
+        "passes/rules/folding.py",
+        "planning.py",
+        "covers.py",
+        "ir/__pycache__/region.cpython-311.pyc",
+    ],
+)
 def test_what_has_no_part_in_it_is_left_out(copy: Path, path: str) -> None:
     before, all_before = code_digest("cudnn"), code_digest()
     (copy / path).parent.mkdir(exist_ok=True)
@@ -100,10 +110,10 @@ def test_an_editors_file_may_vanish(copy: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_all_that_engines_import_counts() -> None:
-    """Files of the package outside its folders `ir` and `engines`, as far as these need them."""
+    """Files of the package outside its folders `ir`, `engines` and `passes`, as far as these need them."""
     package = module.PACKAGE
     needed: set[str] = set()
-    waiting = [*package.glob("ir/**/*.py"), *package.glob("engines/**/*.py")]
+    waiting = [*package.glob("ir/**/*.py"), *package.glob("engines/**/*.py"), *package.glob("passes/**/*.py")]
     while waiting:
         for name in imports(waiting.pop()):
             path = package.parent / f"{name.replace('.', '/')}.py"
