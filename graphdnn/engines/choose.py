@@ -13,6 +13,7 @@ from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober,
 from graphdnn.engines.pool import Pool
 from graphdnn.engines.trial import Built, Ground, Limits, Plan, Tried, built, ran, refusal_of, within_limits
 from graphdnn.engines.tune import Job, Outcome, Tuner, floor_us
+from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
@@ -230,14 +231,20 @@ class Desk:
             self._answers[job.region.key].update(outcome.refused)
 
     def look_beside(self, device: Device) -> None:
-        """Asks engines whose plan for a region was decided elsewhere for those beside it, as if it had not been."""
+        """Asks engines whose plan for a region was decided elsewhere for those beside it, as if it had not been.
+
+        Of a device that does not work any more nobody proposes plans.
+        """
         by_name = {e.name: e for e in self.engines}
         for (engine, _), by_scratch in self._plans.items():
             for scratch, found in by_scratch.items():
                 if isinstance(found, Chosen):
                     region = found.candidate.region
-                    with device:
-                        proposed = by_name[engine].candidates(region, device, self.policy)
+                    try:
+                        with device:
+                            proposed = by_name[engine].candidates(region, device, self.policy)
+                    except ExecutionError:
+                        return
                     known = {t.candidate.name for t in found.tried}
                     rest = () if isinstance(proposed, Decline) else (c for c in proposed if c.name not in known)
                     by_scratch[scratch] = replace(found, tried=(*found.tried, *map(ranked_lower, rest)))

@@ -17,6 +17,7 @@ from graphdnn.config import CompileOptions
 from graphdnn.covers import KIND
 from graphdnn.engines.choose import Decision
 from graphdnn.engines.contract import Policy, Support
+from graphdnn.errors import ContextLostError
 from graphdnn.ir.region import Region
 from graphdnn.passes.fuse import Proposal
 from graphdnn.runtime.device import HostDevice
@@ -96,6 +97,31 @@ def test_the_report_is_that_of_the_first(with_engines: Any) -> None:
     assert len(cold.candidates) > len(cold.regions)
     assert any(len(c.plans) == 2 for c in cold.candidates)
     assert again.explain() == compiled(shelf).explain()
+
+
+def test_a_report_is_written_after_the_device_was_lost(with_engines: Any) -> None:
+    """What a recalled plan was ranked above is then not known; the rest is that of the first."""
+
+    class Losing(HostDevice):
+        is_lost = False
+
+        def __enter__(self) -> HostDevice:
+            if self.is_lost:
+                raise ContextLostError("the device does not work any more")
+            return self
+
+    with_engines(inner("first", 30.0), inner("other", 1.0, ("softmax",)))
+    shelf = Shelf()
+    cold = compiled(shelf).report
+    device = Losing(shelf)
+    exe = compile_for(net(), Target.cpu(), device, CompileOptions())
+    device.is_lost = True
+    assert [(r.name, r.engine, r.plan) for r in exe.report.regions] == [
+        (r.name, r.engine, r.plan) for r in cold.regions
+    ]
+    assert [(c.nodes, c.engine, c.verdict) for c in exe.report.candidates] == [
+        (c.nodes, c.engine, c.verdict) for c in cold.candidates
+    ]
 
 
 def test_the_report_is_the_same_with_the_engines_of_a_processor() -> None:
