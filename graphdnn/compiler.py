@@ -14,7 +14,8 @@ from graphdnn.config import CompileOptions
 from graphdnn.covers import Covers
 from graphdnn.engines.answers import kept_in
 from graphdnn.engines.choose import Chosen, Desk, nothing
-from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Store, Support
+from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Policy, Store, Support
+from graphdnn.engines.environment import code_digest
 from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
 from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError
@@ -116,7 +117,7 @@ def compile_for(
         if options.selection == "heuristic":
             stack.enter_context(uncollected())
         if device is not None:
-            desk.prober = stack.enter_context(ChildProber(MANIFEST, device, desk.policy, environment(machine)))
+            desk.prober = stack.enter_context(prober_for(machine, device, desk.policy))
         if device is not None and options.selection != "heuristic" and not options.deterministic:
             session = stack.enter_context(Session(problem, device))
         made, placed = fitted(problem, fixed.left_out if fixed is not None else ())
@@ -211,6 +212,11 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
     return device.target, device
 
 
+def prober_for(machine: Target, device: Device, policy: Policy) -> ChildProber:
+    """Tries plans in a child.  Verdicts hold while machine, versions and the code that makes plans stay the same."""
+    return ChildProber(MANIFEST, device, policy, {**environment(machine), "code": code_digest()})
+
+
 def converter(desk: Desk, device: Device) -> Callable[[TensorType, TensorType], DevicePlan]:
     """Builds plans that copy a tensor into another layout, for arrays whose strides differ from the declared ones.
 
@@ -220,7 +226,7 @@ def converter(desk: Desk, device: Device) -> Callable[[TensorType, TensorType], 
     limits = Limits(disabled=desk.limits.disabled)
 
     def convert(source: TensorType, wanted: TensorType) -> DevicePlan:
-        with ChildProber(MANIFEST, device, policy, environment(machine)) as prober:
+        with prober_for(machine, device, policy) as prober:
             return conversion(Desk(engines, machine, policy, prober=prober, limits=limits), device, source, wanted)
 
     return convert

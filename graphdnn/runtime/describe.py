@@ -9,8 +9,14 @@ from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import driver_release
 from graphdnn.target import Target, described, known_devices
 
-PACKAGES = {"cudnn": "nvidia-cudnn-cu13", "cublas": "nvidia-cublas", "nvrtc": "nvidia-cuda-nvrtc"}
-"""Package that brings each library whose version a Target states."""
+PACKAGES = {
+    "cudnn": "nvidia-cudnn-cu13",
+    "cudnn_frontend": "nvidia-cudnn-frontend",
+    "cublas": "nvidia-cublas",
+    "nvrtc": "nvidia-cuda-nvrtc",
+}
+"""Package that brings each library whose version a Target states.  The frontend is one: what it lowers and proposes
+depends on it."""
 
 MATRIX_RATE = {7: 1024, 8: 2048, 9: 4096, 10: 8192}
 """Half-precision operations per cycle and multiprocessor of the matrix units, by major compute capability."""

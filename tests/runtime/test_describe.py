@@ -40,6 +40,7 @@ def test_a_known_name_gets_the_measured_ceilings(name: str) -> None:
     assert target.versions["driver"] == "13.0"
     assert target.versions["driver_release"] == "580.95.05"
     assert target.versions["cudnn"].count(".") == 2
+    assert target.versions["cudnn_frontend"].count(".") == 2
 
 
 def test_a_part_of_a_device_has_its_own_multiprocessors() -> None:

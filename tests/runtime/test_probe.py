@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn import compiler
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.manifest import MANIFEST
@@ -185,6 +186,17 @@ def test_a_verdict_holds_in_its_environment_only(store: DiskStore) -> None:
     with ChildProber(ENGINES, HostDevice(store), POLICY, {**HERE, "driver": "13.1"}) as prober:
         assert "tried earlier" not in ended(prober, "raise")
     assert len(store.entries()) == 2
+
+
+def test_a_verdict_of_a_compilation_holds_for_the_code_that_made_the_plan(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What faulted, or passed, may do otherwise once an engine is changed, whose version stays the same meanwhile."""
+    monkeypatch.setattr(compiler, "MANIFEST", ENGINES)
+    for digest, is_known in (("a", False), ("a", True), ("b", False)):
+        monkeypatch.setattr(compiler, "code_digest", lambda digest=digest: digest)
+        with compiler.prober_for(gd.Target.cpu(), HostDevice(store), POLICY) as prober:
+            assert ("tried earlier" in ended(prober, "raise")) is is_known
 
 
 HUNGRY = ("hungry", "out of device memory", "in build out of device memory", "out of host memory")
