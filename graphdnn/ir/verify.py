@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Value
-from graphdnn.ir.types import LARGEST_SPAN
+from graphdnn.ir.types import LARGEST_SPAN, TensorType
 
 
 def names_are_unique(graph: Graph) -> None:
@@ -75,11 +75,17 @@ def declared_strides_span_memory(graph: Graph) -> None:
     declared = {f"input {name}": value.type for name, value in graph.inputs.items()}
     declared |= {f"output {name}": graph.output_type(name) for name in graph.output_strides}
     for who, type in declared.items():
-        if type.extent > max(type.size, LARGEST_SPAN):
-            raise GraphError(
-                f"{who} of type {type.with_strides(None)} has strides {type.layout}, which spread its elements over "
-                f"{type.extent}; at most 2**40 are possible"
-            )
+        checked_span(who, type)
+
+
+def checked_span(who: str, type: TensorType) -> TensorType:
+    """A type whose declared strides span memory that can be.  Raises GraphError for others."""
+    if type.extent > max(type.size, LARGEST_SPAN):
+        raise GraphError(
+            f"{who} of type {type.with_strides(None)} has strides {type.layout}, which spread its elements over "
+            f"{type.extent}; at most 2**40 are possible"
+        )
+    return type
 
 
 def there_is_an_output(graph: Graph) -> None:

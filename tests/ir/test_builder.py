@@ -185,8 +185,21 @@ CULPRITS = {
     "output y of type f32[2x3] has strides (4, 18446744073709551616), which": (
         lambda g, x: g.build({"y": g.relu(x)}, strides={"y": (4, 2**64)})
     ),
-    "input far of type f32[2x3] has strides (1099511627776, 1), which spread its elements": lambda g, x: g.build(
-        {"y": g.input("far", (2, 3), gd.float32, strides=(2**40, 1))}
+    "input far of type f32[2x3] has strides (1099511627776, 1), which spread its elements": lambda g, x: g.input(
+        "far", (2, 3), gd.float32, strides=(2**40, 1)
+    ),
+    'div: rounding_mode is array([0., 0.]); None or "trunc" is needed': lambda g, x: g.div(
+        x, x, rounding_mode=np.zeros(2)
+    ),
+    "soft: beta is array([0., 0.]); a number is needed": lambda g, x: g.softplus(x, beta=np.zeros(2), name="soft"),
+    "bent: alpha is 'x'; a number is needed": lambda g, x: g.elu(x, alpha="x", name="bent"),
+    'bell: approximate is \'erf\'; "none" or "tanh" is needed': lambda g, x: g.gelu(x, approximate="erf", name="bell"),
+    "part: axes is 1; a sequence of whole numbers is needed": lambda g, x: g.slice(x, (0,), (1,), axes=1, name="part"),
+    'heads: causal is array([0., 0.]); None, "top_left" or "bottom_right" is needed': lambda g, x: g.attention(
+        *(g.input(n, (1, 1, 2, 8), gd.float32) for n in "qkv"), causal=np.zeros(2), name="heads"
+    ),
+    "far: avg_pool: stride is (1208925819614629174706176,": lambda g, x: g.avg_pool(
+        g.input("image", (1, 1, 2, 2), gd.float32), kernel=1, stride=2**80, name="far"
     ),
     "mul: 1.5 is a float and the tensor is int32; cast the tensor to a float type; its operands are %count, 1.5": (
         lambda g, x: g.input("count", (3,), gd.int32) * 1.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -34,6 +34,13 @@ def number(who: str, what: str, value: SupportsFloat) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     raise GraphError(f"{who}: {what} is {value!r}; a number is needed")
+
+
+def one_of(who: str, what: str, value: object, words: Sequence[str | None]) -> None:
+    """Raises GraphError naming `who` and `what` unless the value is one of these words or None; an array never is."""
+    if not (value is None or isinstance(value, str)) or value not in words:
+        *others, last = ("None" if word is None else f'"{word}"' for word in words)
+        raise GraphError(f"{who}: {what} is {value!r}; {', '.join(others)} or {last} is needed")
 
 
 def flag(who: str, what: str, value: bool) -> bool:

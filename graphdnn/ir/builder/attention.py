@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, overload
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import flag, number, whole_number
+from graphdnn.ir.builder.arguments import flag, number, one_of, whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.attention import Attention
@@ -82,6 +82,7 @@ class AttentionMethods(BuilderCore):
         """
         who = name or "attention"
         self._check_owned(f"{who}: q", q)
+        one_of(who, "causal", causal, (None, "top_left", "bottom_right"))
         extras = {"bias": bias, "mask": mask, "q_lengths": q_lengths, "kv_lengths": kv_lengths}
         given = {key: value for key, value in extras.items() if value is not None}
         features = q.type.shape[-1] if q.type.rank else 1

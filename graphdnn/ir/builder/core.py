@@ -16,6 +16,7 @@ from graphdnn.ir.op import Op
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.pointwise import Elementwise, Pointwise
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype, bfloat16
+from graphdnn.ir.verify import checked_span
 from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size, in_context
 from graphdnn.spelling import counted
 
@@ -143,4 +144,4 @@ def checked_type(who: str, shape: Sequence[int], dtype: DType, strides: Sequence
     steps = None if strides is None else whole_numbers(who, "strides", strides)
     if steps is not None and (len(steps) != len(extents) or min(steps, default=0) < 0):
         raise GraphError(f"{who}: strides are {steps}; {len(extents)} numbers, none negative, are needed")
-    return checked_size(who, TensorType(extents, as_dtype(dtype, who), steps))
+    return checked_span(who, checked_size(who, TensorType(extents, as_dtype(dtype, who), steps)))

@@ -107,7 +107,9 @@ class MovementMethods(BuilderCore):
         who = name or "slice"
         self._check_owned(f"{who}: x", x)
         rank = x.type.rank
-        places = range(rank) if axes is None else [normalize_axis(a, x.type, who) for a in axes]
+        places = (
+            range(rank) if axes is None else [normalize_axis(a, x.type, who) for a in whole_numbers(who, "axes", axes)]
+        )
         given = tuple(
             optional_numbers(who, what, entries)
             for what, entries in (

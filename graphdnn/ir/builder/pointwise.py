@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import number
+from graphdnn.ir.builder.arguments import number, one_of
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.builder.promotion import meeting
 from graphdnn.ir.graph import Value
@@ -83,60 +83,68 @@ class PointwiseMethods(BuilderCore):
         self, a: Operand, b: Operand, *, rounding_mode: Literal["trunc"] | None = None, name: str | None = None
     ) -> Value:
         """a / b, in float32 for integers and bools; with "trunc" integers stay: rounded toward zero, 0 where b is 0."""
-        if rounding_mode not in (None, "trunc"):
-            raise GraphError(f'{name or "div"}: rounding_mode is {rounding_mode!r}; None or "trunc" is needed')
+        one_of(name or "div", "rounding_mode", rounding_mode, (None, "trunc"))
         return self._add(Pointwise(fn="div"), a, b, name=name, whole=rounding_mode == "trunc")[0]
 
     def gelu(self, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None) -> Value:
         """x * (1 + erf(x / sqrt 2)) / 2, or with "tanh" x * (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))) / 2."""
-        return self._add(Pointwise(fn=gelu_form("gelu", approximate)), x, name=name)[0]
+        return self._add(Pointwise(fn=gelu_form(name or "gelu", approximate)), x, name=name)[0]
 
     def gelu_backward(
         self, dy: Value, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None
     ) -> Value:
         """dy times the derivative of gelu at x."""
-        return self._add(Pointwise(fn=gelu_form("gelu", approximate) + "_backward"), dy, x, name=name)[0]
+        return self._add(Pointwise(fn=gelu_form(name or "gelu_backward", approximate) + "_backward"), dy, x, name=name)[
+            0
+        ]
 
     def leaky_relu(self, x: Value, *, negative_slope: float = 0.01, name: str | None = None) -> Value:
         """x where x >= 0, negative_slope * x elsewhere."""
-        op = Pointwise(fn="leaky_relu", parameters=(number("leaky_relu", "negative_slope", negative_slope),))
+        op = Pointwise(fn="leaky_relu", parameters=(number(name or "leaky_relu", "negative_slope", negative_slope),))
         return self._add(op, x, name=name)[0]
 
     def leaky_relu_backward(
         self, dy: Value, x: Value, *, negative_slope: float = 0.01, name: str | None = None
     ) -> Value:
         """dy where x >= 0, negative_slope * dy elsewhere."""
-        op = Pointwise(fn="leaky_relu_backward", parameters=(number("leaky_relu", "negative_slope", negative_slope),))
+        slope = number(name or "leaky_relu_backward", "negative_slope", negative_slope)
+        op = Pointwise(fn="leaky_relu_backward", parameters=(slope,))
         return self._add(op, dy, x, name=name)[0]
 
     def elu(self, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
         """x where x >= 0, alpha * (e ** x - 1) elsewhere."""
-        return self._add(Pointwise(fn="elu", parameters=(number("elu", "alpha", alpha),)), x, name=name)[0]
+        return self._add(Pointwise(fn="elu", parameters=(number(name or "elu", "alpha", alpha),)), x, name=name)[0]
 
     def elu_backward(self, dy: Value, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
         """dy where x >= 0, dy * alpha * e ** x elsewhere."""
         return self._add(
-            Pointwise(fn="elu_backward", parameters=(number("elu_backward", "alpha", alpha),)), dy, x, name=name
+            Pointwise(fn="elu_backward", parameters=(number(name or "elu_backward", "alpha", alpha),)), dy, x, name=name
         )[0]
 
     def softplus(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """log(1 + e ** (beta x)) / beta."""
-        return self._add(Pointwise(fn="softplus", parameters=(nonzero("softplus", beta),)), x, name=name)[0]
+        return self._add(Pointwise(fn="softplus", parameters=(nonzero(name or "softplus", beta),)), x, name=name)[0]
 
     def softplus_backward(self, dy: Value, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """dy * sigmoid(beta x)."""
-        return self._add(Pointwise(fn="softplus_backward", parameters=(nonzero("softplus", beta),)), dy, x, name=name)[
-            0
-        ]
+        return self._add(
+            Pointwise(fn="softplus_backward", parameters=(nonzero(name or "softplus_backward", beta),)),
+            dy,
+            x,
+            name=name,
+        )[0]
 
     def swish(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """x * sigmoid(beta x)."""
-        return self._add(Pointwise(fn="swish", parameters=(number("swish", "beta", beta),)), x, name=name)[0]
+        return self._add(Pointwise(fn="swish", parameters=(number(name or "swish", "beta", beta),)), x, name=name)[0]
 
     def swish_backward(self, dy: Value, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """dy times the derivative of swish at x."""
         return self._add(
-            Pointwise(fn="swish_backward", parameters=(number("swish_backward", "beta", beta),)), dy, x, name=name
+            Pointwise(fn="swish_backward", parameters=(number(name or "swish_backward", "beta", beta),)),
+            dy,
+            x,
+            name=name,
         )[0]
 
     def clip(self, x: Value, *, min: float | None = None, max: float | None = None, name: str | None = None) -> Value:
@@ -177,16 +185,16 @@ class PointwiseMethods(BuilderCore):
         return self._add(Bias(axis=axis), x, b, name=name)[0]
 
 
-def gelu_form(stem: str, approximate: str) -> str:
-    if approximate not in ("none", "tanh"):
-        raise GraphError(f'{stem}: approximate is {approximate!r}; "none" or "tanh" is needed')
-    return stem if approximate == "none" else f"{stem}_tanh"
+def gelu_form(who: str, approximate: str) -> str:
+    one_of(who, "approximate", approximate, ("none", "tanh"))
+    return "gelu" if approximate == "none" else "gelu_tanh"
 
 
 def nonzero(who: str, beta: float) -> float:
-    if beta == 0:
+    found = number(who, "beta", beta)
+    if found == 0:
         raise GraphError(f"{who}: beta is 0; another number is needed")
-    return number(who, "beta", beta)
+    return found
 
 
 def bound(who: str, value: float, dtype: DType) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op, op
 from graphdnn.ir.ops.pointwise import common_type
-from graphdnn.ir.types import Array, DType, TensorType, bool_, broadcast_shapes, int32
+from graphdnn.ir.types import LARGEST_SIZE, Array, DType, TensorType, bool_, broadcast_shapes, int32
 
 
 def product_type(who: str, names: tuple[str, ...], operands: tuple[TensorType, ...]) -> DType:
@@ -82,8 +82,8 @@ def check_window(
         if len(values) != spatial:
             raise GraphError(f"{who}: {name} {values} has {len(values)} entries; x is {x}, so {spatial} are needed")
     for name, values in (("kernel", kernel), ("stride", stride), ("dilation", dilation)):
-        if min(values) < 1:
-            raise GraphError(f"{who}: {name} is {values}; every entry must be at least 1")
+        if min(values) < 1 or max(values) > LARGEST_SIZE:
+            raise GraphError(f"{who}: {name} is {values}; every entry must be at least 1 and at most 2**48")
     if min(p for pair in padding for p in pair) < 0:
         raise GraphError(f"{who}: padding is {padding}; every entry must be at least 0")
 
