@@ -131,7 +131,7 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
                 problem.covers.keep(prepared, *found)
             return Planned(prepared, records, proposals, *found, tuple(whole), left_out)
         if not is_composite(found) or signature(found) in given_up:
-            raise nobody_takes(found, prepared, desk)
+            raise nobody_takes(found, prepared, proposals, desk)
         given_up[signature(found)] = desk.answers(Region.of(prepared, [found]))
 
 
@@ -189,12 +189,26 @@ def unserved(graph: Graph, proposals: Sequence[Proposal], desk: Desk) -> Node | 
     return next(missing, None)
 
 
-def nobody_takes(node: Node, graph: Graph, desk: Desk) -> CompileError:
+def nobody_takes(node: Node, graph: Graph, proposals: Sequence[Proposal], desk: Desk) -> CompileError:
     """The error for a node that no engine takes: SetupError where a library is missing."""
     answers = desk.answers(Region.of(graph, [node]))
     reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items()) or "no engine is enabled"
     lacking = any(isinstance(a, Decline) and a.code is Code.SETUP for a in answers.values())
-    return (SetupError if lacking else CompileError)(f"no engine takes {node} on {desk.target}: {reasons}")
+    least = least_scratch(graph, proposals, desk)
+    enough = f"; every node has a plan from workspace_limit={least} on" if least else ""
+    return (SetupError if lacking else CompileError)(f"no engine takes {node} on {desk.target}: {reasons}{enough}")
+
+
+def least_scratch(graph: Graph, proposals: Sequence[Proposal], desk: Desk) -> int:
+    """Bytes of scratch with which every computing node would have a plan; 0 where more scratch does not help."""
+    needs: dict[Node, int] = {}
+    for region in (p.region for p in proposals):
+        for engine in desk.answers(region):
+            need = desk.least_scratch(engine, region)
+            if need is not None:
+                needs.update((n, min(need, needs.get(n, need))) for n in region.nodes)
+    wanted = [n for n in graph.nodes if not is_free(n)]
+    return max(needs[n] for n in wanted) if all(n in needs for n in wanted) else 0
 
 
 def built_cover(

@@ -126,6 +126,20 @@ class Desk:
             self._freely[place] = answer if isinstance(answer, Support) else None
         return self._freely[place]
 
+    def least_scratch(self, engine: str, region: Region) -> int | None:
+        """Bytes of scratch that the engine's thriftiest plan takes that nothing but a limit on scratch keeps out; 0
+        where one is not kept out, None where there is none."""
+        answer, limits = self.answers(region)[engine], replace(self.limits, workspace=None, scratch=None)
+        if isinstance(answer, Support):
+            return 0
+        offered = self.offered(engine, region)
+        if answer.code is not Code.OPTION or offered is None:
+            return None
+        tried = [t.candidate for t in self.tried(engine, region)]
+        if tried:
+            return min((c.workspace_bytes for c in tried if not limits.bars(c)), default=None)
+        return None if limits.excludes(0, offered.deterministic) else offered.workspace_bytes
+
     def cheapest(self, region: Region) -> float | None:
         """Least estimate among the engines that take the region; None where none does."""
         costs = [self.estimate(e, region) for e, a in self.answers(region).items() if isinstance(a, Support)]

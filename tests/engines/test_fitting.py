@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn.answer import Decline
+from graphdnn.engines.contract import Policy, Support
+from graphdnn.ir.region import Region
 from tests.engines.scripted import Act, Clock, Scripted
 
 H200 = gd.Target.named("h200")
@@ -209,6 +212,42 @@ def test_what_a_limit_costs_on_this_device_is_said(
     assert plain.verdict == "chosen"
     free = gd.compile(chain("softmax"), "cpu", gd.CompileOptions(**{option: 1 << 20, "selection": selection})).report
     assert not [e for e in free.effects if "rules out" in e]
+
+
+@dataclass
+class Modest(Scripted):
+    """An engine that may not say what scratch its plans take."""
+
+    says: bool = True
+
+    def supports(self, region: Region, target: gd.Target, policy: Policy) -> Support | Decline:
+        answer = super().supports(region, target, policy)
+        return answer if self.says or isinstance(answer, Decline) else replace(answer, workspace_bytes=0)
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("limit", [0, 100, 4999])
+def test_the_error_names_the_least_workspace_limit_for_the_whole_graph(
+    limit: int, is_built: bool, clock: Clock, with_engines: Any
+) -> None:
+    """Whether an engine says what its plans take, or it turns out when they are proposed."""
+    graph = chain("tanh", "exp", "sqrt")
+    scratch = {"tanh": 100, "exp": 5000, "sqrt": 300}
+    with_engines(
+        *(Modest(op, {"a": Act(workspace=n)}, clock, 10.0, (op,), says=not is_built) for op, n in scratch.items())
+    )
+    with pytest.raises(gd.CompileError, match=r"; every node has a plan from workspace_limit=5000 on$"):
+        compiled(graph, "cpu", None, workspace_limit=limit)
+    assert compiled(graph, "cpu", None, workspace_limit=5000).regions
+
+
+def test_it_names_none_where_scratch_is_not_all_that_is_lacking(clock: Clock, with_engines: Any) -> None:
+    acts = {"a": Act(workspace=100)}
+    with_engines(
+        Modest("one", acts, clock, 10.0, ("tanh",)), Modest("two", {"b": Act(fails="build")}, clock, takes=("exp",))
+    )
+    with pytest.raises(gd.CompileError, match=r"no engine takes tanh(?!.*every node)"):
+        compiled(chain("tanh", "exp", "sqrt"), "cpu", None, workspace_limit=0)
 
 
 def test_any_engine_is_asked_what_it_would_do_with_more(with_engines: Any, clock: Clock) -> None:
