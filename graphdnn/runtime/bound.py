@@ -82,8 +82,8 @@ class DeviceBound:
                     inlet.stage(array)
             if self.graph is None:
                 issue(self._commands, handle)
-                self.graph = device.capture(lambda own: issue(self._commands, own))
-                if device.is_alone and not self._staged and not self._fetched:
+                self.graph = context.captured(self._commands)
+                if self.graph is not None and device.is_alone and not self._staged and not self._fetched:
                     self._launch = self.graph.try_default
             else:
                 self.graph.launch(handle)

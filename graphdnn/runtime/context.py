@@ -145,7 +145,7 @@ class DeviceContext:
         outputs = dict(zip(graph.outputs, addresses[len(inputs) :], strict=True))
         commands = self.commands(inputs, outputs)
         if addresses in graphs:
-            captured = self._captured(commands)
+            captured = self.captured(commands)
             if captured is not None:
                 graphs[addresses] = captured
                 graphs.move_to_end(addresses)
@@ -156,7 +156,7 @@ class DeviceContext:
         if len(graphs) > GRAPHS_KEPT:
             graphs.popitem(last=False)
 
-    def _captured(self, commands: list[Command]) -> CapturedGraph | None:
+    def captured(self, commands: list[Command]) -> CapturedGraph | None:
         """The commands as one graph, or None where the capture was broken from outside.
 
         The driver ends every capture of a process when any thread asks for the whole device to finish; the work is then

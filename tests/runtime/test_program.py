@@ -221,6 +221,27 @@ def test_a_capture_broken_from_outside_costs_no_result(
     assert device.launches == 1
 
 
+def test_a_bound_call_survives_a_broken_capture(
+    rng: np.random.Generator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work is on the stream already when its capture is tried: it is done once, and captured by a later call."""
+    g = gd.GraphBuilder("total")
+    total = g.add(g.state("total", (3, 5), gd.float32), g.input("x", (3, 5), gd.float32))
+    x = on_device(draw(rng), device)
+    bound = fake_program(g.build({"y": total}, {"total": total}), device, rng).bind({"x": x})
+
+    def broken(issue: object) -> None:
+        raise ExecutionError("the capture was invalidated")
+
+    for call in range(4):
+        with monkeypatch.context() as patch:
+            if call < 2:
+                patch.setattr(device, "capture", broken)
+            found = bound(stream=SIDE if call % 2 else None)
+        np.testing.assert_allclose(found["y"].numpy(), (call + 1) * x.array, rtol=1e-6)
+    assert device.launches == 1
+
+
 def test_captured_graphs_are_bounded(cuda: Program, rng: np.random.Generator, device: FakeDevice) -> None:
     arrays = [on_device(draw(rng), device) for _ in range(2 * GRAPHS_KEPT)]
     for _ in range(2):
