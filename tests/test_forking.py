@@ -102,8 +102,40 @@ begun.wait()
 """
 """A thread that works out what a region keeps of itself."""
 
+OPEN = """
+from types import SimpleNamespace
+from graphdnn.errors import ContextLostError
+from graphdnn.runtime import device as module
 
-@pytest.mark.parametrize("script", [CALL, BUILD, COMPILE, PROPERTY], ids=["call", "build", "compile", "property"])
+found = object.__new__(module.CudaDevice)
+found._shared, found.name = module._Shared(), "stand-in"
+module.driver = lambda: SimpleNamespace(cuCtxGetDevice=lambda: (1, 0), cuDeviceGetCount=lambda: (0, 1))
+module.CudaDevice._opened[0] = found
+def work():
+    try:
+        gd.compile(graph, target="cuda")
+    except ContextLostError as error:
+        assert "forked after CUDA had been used" in str(error)
+        return
+    raise AssertionError
+
+g = gd.GraphBuilder("small")
+graph = g.build({"y": g.relu(g.input("x", (2, 3), gd.float32))})
+def hold():
+    with module.CudaDevice._lock:
+        begun.set()
+        go_on.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+begun.wait()
+"""
+"""A thread that opens a device, beside one that is open."""
+
+
+@pytest.mark.parametrize(
+    "script", [CALL, BUILD, COMPILE, PROPERTY, OPEN], ids=["call", "build", "compile", "property", "open"]
+)
 def test_a_child_does_not_wait_for_threads_that_it_does_not_have(script: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START + script + FORK], capture_output=True, text=True, cwd=ROOT, timeout=120

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphdnn.engines.contract import MEMORY_ALIGNMENT, Store, aligned
-from graphdnn.errors import ContextLostError, ExecutionError, MomentaryError, SetupError
+from graphdnn.errors import ContextLostError, ExecutionError, MomentaryError, OutOfMemoryError, SetupError
 from graphdnn.lazy import cached_property
 from graphdnn.runtime.buffers import Memory, Pinned
 from graphdnn.runtime.captured import captured
@@ -173,26 +173,36 @@ class CudaDevice:
     def allocate(self, nbytes: int) -> Memory:
         """Device memory aligned to 256 bytes.  Raises ExecutionError when there is not enough."""
         with self:
-            self.check_no_capture("allocating memory")
-            self.sweep()
-            buffer = self._device_memory.allocate(nbytes)
+            buffer = self._buffer(self._device_memory, nbytes)
             return Memory(int(buffer.handle), nbytes, buffer)
 
     def pinned(self, nbytes: int) -> Pinned:
         """Page-locked host memory."""
         with self:
-            self.check_no_capture("allocating memory")
-            self.sweep()
-            buffer = self._pinned_memory.allocate(nbytes)
+            buffer = self._buffer(self._pinned_memory, nbytes)
             return Pinned(int(buffer.handle), nbytes, buffer)
 
-    def sweep(self) -> None:
-        """Frees memory that nobody refers to any more; waits for the work that may still use it."""
+    def _buffer(self, resource: DeferredResource, nbytes: int) -> Any:
+        self.check_no_capture("allocating memory")
+        self.sweep()
+        try:
+            return resource.allocate(nbytes)
+        except OutOfMemoryError:
+            if not self._shared.dropped:
+                raise
+        self.sweep(patient=True)
+        return resource.allocate(nbytes)
+
+    def sweep(self, patient: bool = False) -> None:
+        """Frees memory that nobody refers to any more; waits for the work that may still use it.
+
+        While another thread captures or frees, nothing is done, unless `patient`, which waits for that too.
+        """
         shared = self._shared
         if not shared.dropped and not shared.retentions:
             return
-        if not shared.capturing.acquire(blocking=False):
-            return  # waiting for the device would break that capture; or another thread is at it
+        if not shared.capturing.acquire(blocking=patient):  # waiting for the device would break that capture
+            return
         try:
             shared.retentions.sweep()
             batch = shared.dropped[:]
@@ -366,7 +376,9 @@ def device_for(kind: str, ordinal: int | None = None, cache_dir: str | None = No
 
 
 def _after_fork() -> None:
-    """CUDA does not survive a fork: every device that was opened before is lost in the child."""
+    """CUDA does not survive a fork: every device that was opened before is lost in the child, which waits for no thread
+    of its parent that was about to open one."""
+    CudaDevice._lock = threading.Lock()
     for device in CudaDevice._opened.values():
         device._shared.lost = "this process was forked after CUDA had been used"
 

@@ -18,6 +18,13 @@ LEGACY_STREAM = 1
 PER_THREAD_STREAM = 2
 """The per-thread default stream: one handle that means another stream in each thread."""
 
+NOT_INITIALIZED = 3
+FORKED = (
+    "as it does in a process that was forked after CUDA had been used; start a new one ('spawn' or 'forkserver' in "
+    "multiprocessing)"
+)
+"""What the driver answers to whoever has initialised it only before a fork, and what is to be done."""
+
 NO_DEVICE = 100
 STUB_LIBRARY = 34
 CAPTURE_IMPLICIT = 906
@@ -111,6 +118,8 @@ def driver() -> Any:
     if libcuda() is None:
         raise SetupError("the CUDA driver (libcuda) was not found; install an NVIDIA driver of version 580 or newer")
     status = bindings.cuInit(0)[0]
+    if int(status) == NOT_INITIALIZED:
+        raise SetupError(f"the CUDA driver answered {status.name}, {FORKED}")
     if int(status):
         raise SetupError(f"the CUDA driver found no usable device ({status.name})")
     return bindings
@@ -134,6 +143,8 @@ def check(what: str, result: tuple[Any, ...]) -> Any:
     note = ""
     if int(status) in CAPTURE_ERRORS:
         note = "; a stream is being captured, during which nothing may be compiled, allocated or waited for"
+    elif int(status) == NOT_INITIALIZED:
+        note = f", {FORKED}"
     raise error_of(int(status))(f"CUDA was asked to {what} and answered {status.name}{note}")
 
 

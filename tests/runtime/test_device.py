@@ -1,7 +1,9 @@
 """Devices as far as they can be tested where there is none: the processor, and what is missing by name."""
 
+import threading
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +60,20 @@ def test_host_views_run_backwards_too() -> None:
 
 class Status(int):
     name = "CUDA_ERROR_SOMETHING"
+
+
+def test_a_driver_that_was_used_before_a_fork_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent's use need not have been ours: PyTorch's leaves the driver in the same state."""
+    from cuda.bindings import driver as bindings
+
+    said = r"CUDA_ERROR_SOMETHING, as it does in a process that was forked after CUDA had been used; .*'spawn'"
+    with pytest.raises(ExecutionError, match=rf"CUDA was asked to count devices and answered {said}"):
+        check("count devices", (Status(3),))
+    monkeypatch.setattr(drivers, "libcuda", object)
+    monkeypatch.setattr(bindings, "cuInit", lambda flags: (Status(3),))
+    drivers.driver.cache_clear()
+    with pytest.raises(SetupError, match=rf"the CUDA driver answered {said}"):
+        CudaDevice.current()
 
 
 @pytest.mark.parametrize(("status", "note"), [(2, False), (901, True), (1, False)])
@@ -137,3 +153,40 @@ def test_memory_in_use_is_no_reason_to_wait() -> None:
     device._shared.dropped.append((SimpleNamespace(free=freed.append), 4096))  # type: ignore[arg-type]
     device.sweep()
     assert (asked, freed, device._shared.dropped) == (["waited"], [4096], [])
+
+
+def test_memory_that_a_capture_kept_from_being_freed_is_freed_before_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread reads plans, in captures, while this one needs what was dropped before."""
+    device = object.__new__(CudaDevice)
+    device.is_alone, device._shared, device._local = True, _Shared(), SimpleNamespace(ready=True)
+    device.driver = SimpleNamespace(cuCtxSynchronize=lambda: (Status(0),))
+    monkeypatch.setattr(device, "check_no_capture", lambda doing: None)
+    room, begun, done = [0], threading.Event(), threading.Event()
+
+    def allocate(nbytes: int) -> SimpleNamespace:
+        if room[0] < nbytes:
+            done.set()  # the capture is over some time after the lack was met
+            raise OutOfMemoryError("there is none")
+        return SimpleNamespace(handle=4096)
+
+    def free(address: int) -> None:
+        assert done.is_set()
+        room[0] = 256
+
+    def read() -> None:
+        with device._shared.capturing:
+            begun.set()
+            done.wait(10)
+
+    resource: Any = SimpleNamespace(allocate=allocate, free=free)
+    device._device_memory = resource
+    device._shared.dropped.append((resource, 4096))
+    thread = threading.Thread(target=read)
+    thread.start()
+    begun.wait(10)
+    assert device.allocate(256).handle == 4096
+    thread.join()
+    with pytest.raises(OutOfMemoryError):
+        device.allocate(257)
