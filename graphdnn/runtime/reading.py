@@ -179,7 +179,7 @@ def read_interface(array: Any, interface: Mapping[str, Any], stream: int, device
             f"a {type_name(array)} with strides of {found.strides} bytes; whole elements of {size} are needed"
         )
     try:
-        dtype: DType | None = as_dtype(found.element)
+        dtype = as_dtype(found.element) if found.element.isnative else None  # no kernel turns bytes around
     except GraphError:
         dtype = None
     if found.producer is not None and device is not None and stream_handle(found.producer) != stream:

@@ -79,6 +79,14 @@ def test_an_interface_with_broken_entries(interface: object, said: str) -> None:
     assert isinstance(error.__cause__, TypeError | ValueError)
 
 
+def test_an_interface_of_elements_of_the_other_byte_order() -> None:
+    """On a device nothing turns the bytes around; on the host numpy does."""
+    assert str(refusal(interfaced(WHOLE | {"typestr": ">f4"}))) == "input x is >f4; float32 is needed"
+    turned = np.arange(6, dtype=">f4").reshape(2, 3)
+    source = read_checked("input x", turned, TensorType((2, 3), float32), LEGACY_STREAM, FakeDevice())
+    np.testing.assert_array_equal(source.array, turned)
+
+
 def test_an_interface_of_elements_without_bytes() -> None:
     assert (
         str(refusal(interfaced(WHOLE | {"typestr": "|V0", "strides": (1, 1)}))) == "input x is |V0; float32 is needed"
