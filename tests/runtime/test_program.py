@@ -203,45 +203,6 @@ def test_the_second_call_on_the_same_addresses_is_one_launch(
         assert device.kernels - before == (4 if call < 2 else 0)
 
 
-def test_a_capture_broken_from_outside_costs_no_result(
-    cuda: Program, rng: np.random.Generator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread that waits for the whole device ends every capture of the process."""
-    x = on_device(draw(rng), device)
-
-    def broken(issue: object) -> None:
-        raise ExecutionError("the capture was invalidated")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(device, "capture", broken)
-        for _ in range(3):
-            check(cuda.run({"x": x}), x.array)
-        assert device.launches == 0
-    check(cuda.run({"x": x}), x.array)
-    assert device.launches == 1
-
-
-def test_a_bound_call_survives_a_broken_capture(
-    rng: np.random.Generator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The work is on the stream already when its capture is tried: it is done once, and captured by a later call."""
-    g = gd.GraphBuilder("total")
-    total = g.add(g.state("total", (3, 5), gd.float32), g.input("x", (3, 5), gd.float32))
-    x = on_device(draw(rng), device)
-    bound = fake_program(g.build({"y": total}, {"total": total}), device, rng).bind({"x": x})
-
-    def broken(issue: object) -> None:
-        raise ExecutionError("the capture was invalidated")
-
-    for call in range(4):
-        with monkeypatch.context() as patch:
-            if call < 2:
-                patch.setattr(device, "capture", broken)
-            found = bound(stream=SIDE if call % 2 else None)
-        np.testing.assert_allclose(found["y"].numpy(), (call + 1) * x.array, rtol=1e-6)
-    assert device.launches == 1
-
-
 def test_captured_graphs_are_bounded(cuda: Program, rng: np.random.Generator, device: FakeDevice) -> None:
     arrays = [on_device(draw(rng), device) for _ in range(2 * GRAPHS_KEPT)]
     for _ in range(2):
