@@ -3,6 +3,8 @@
 import gc
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import torch
 
 import graphdnn as gd
+from graphdnn.engines.cudnn.handles import HANDLES
+from graphdnn.runtime.device import CudaDevice
 from tests.gpu.capturing import SHAPE, convolution
 from tests.numbers import relative_error
 from tests.processes import child_environment, in_threads
@@ -70,6 +74,60 @@ def test_t3_scratch_memory_stays_where_a_callers_graph_replays_it(rng: np.random
         wanted = gd.evaluate(graph, {n: a.cpu().numpy() for n, a in inputs.items()}, gd.float64)["y"]
         # float16 logits of about 6 are off by 2e-3, and so is what becomes of them
         assert relative_error(y.cpu().numpy(), wanted) <= 8e-3
+
+
+def test_threads_whose_first_call_is_captured(rng: np.random.Generator) -> None:
+    """cuDNN's handle of a thread is made in the thread's own capture, where none is left over from another."""
+    graph = convolution()
+    exe = gd.compile(graph, target="cuda", options=gd.CompileOptions(disabled_engines=("nvrtc",)))
+    assert {r.engine for r in exe.report.regions} == {"cudnn"}
+    value = rng.standard_normal(SHAPE).astype(np.float16)
+    x = torch.zeros(SHAPE, dtype=torch.float16, device="cuda").contiguous(memory_format=torch.channels_last)
+    bound = exe.bind({"x": x})
+    y = torch.from_dlpack(bound()["y"])
+    wanted = gd.evaluate(graph, {"x": value}, gd.float64)["y"]
+
+    def work(mode: str) -> None:
+        HANDLES._free.clear()
+        side, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=side, capture_error_mode=mode):
+            bound(stream=side.cuda_stream)
+        x.copy_(torch.from_numpy(value))
+        y.fill_(torch.nan)
+        captured.replay()
+        torch.cuda.synchronize()
+        assert relative_error(y.cpu().numpy(), wanted) <= 2e-3
+
+    for mode in ("global", "thread_local"):
+        with ThreadPoolExecutor(1) as pool:  # a thread that made no call
+            pool.submit(work, mode).result(60)
+
+
+def test_a_bound_call_is_made_while_another_thread_waits_for_the_device(rng: np.random.Generator) -> None:
+    """The driver ends captures of ours then: what they were of has run, and is captured by a later call."""
+    graph = convolution()
+    exe = gd.compile(graph, target="cuda")
+    value = rng.standard_normal(SHAPE).astype(np.float16)
+    wanted = gd.evaluate(graph, {"x": value}, gd.float64)["y"]
+    x = torch.from_numpy(value).cuda().contiguous(memory_format=torch.channels_last)
+    device, done = CudaDevice.current(), threading.Event()
+
+    def others() -> None:
+        with device:
+            while not done.is_set():
+                device.driver.cuCtxSynchronize()
+
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(others)
+        try:
+            for _ in range(50):
+                bound = exe.bind({"x": x})
+                for _ in range(3):
+                    found = bound()["y"]
+                assert relative_error(found.numpy(), wanted) <= 2e-3
+        finally:
+            done.set()
+        work.result(60)
 
 
 def normed(scale: float, eps: float) -> gd.Graph:

@@ -350,6 +350,29 @@ def test_a_forked_child_gets_a_clear_error() -> None:
     assert "spawn" in out
 
 
+def test_a_child_of_a_process_that_used_pytorch_alone_gets_a_clear_error() -> None:
+    text = """
+        import os, torch
+        import graphdnn as gd
+        torch.zeros(1, device="cuda")
+        g = gd.GraphBuilder("small")
+        graph = g.build({"y": g.relu(g.input("x", (3, 5), gd.float32))})
+        if os.fork() == 0:
+            try:
+                gd.compile(graph, target="cuda")
+            except gd.GraphDnnError as error:
+                print(error, flush=True)
+            os._exit(0)
+        os.wait()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True, text=True, timeout=300, check=False, env=child_environment(),
+    )  # fmt: skip
+    assert "in a process that was forked after CUDA had been used" in done.stdout, done.stderr
+    assert "spawn" in done.stdout
+
+
 def test_current_device(device: CudaDevice) -> None:
     assert CudaDevice.current() is CudaDevice.current(0)
     with pytest.raises(gd.SetupError, match="CUDA device 99 was asked for, but this machine has"):

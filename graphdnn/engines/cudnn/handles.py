@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 NONE = -1
@@ -55,7 +57,21 @@ class Handles(threading.local):
         except IndexError:
             import cudnn
 
-            return Held(cudnn.create_handle(), NONE)
+            with allocating():
+                return Held(cudnn.create_handle(), NONE)
+
+
+@contextmanager
+def allocating() -> Iterator[None]:
+    """Within, this thread may allocate although it captures a stream of its caller's: its first plan may run there, and
+    of a handle's own memory nothing is put on that stream."""
+    from cuda.bindings import driver
+
+    _, before = driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
 
 
 def give_back(held: dict[int, Held], free: defaultdict[int, deque[Held]]) -> None:

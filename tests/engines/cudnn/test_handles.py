@@ -1,8 +1,11 @@
 import threading
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
+from graphdnn.engines.cudnn import handles as module
 from graphdnn.engines.cudnn.handles import Handles
 
 
@@ -13,9 +16,20 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
     calls: list[tuple[str, ...]] = []
 
+    local = threading.local()
+
     def create() -> int:
+        assert local.may_allocate
         calls.append(("create",))
         return sum(c[0] == "create" for c in calls)
+
+    @contextmanager
+    def allocating() -> Iterator[None]:
+        local.may_allocate = True
+        yield
+        local.may_allocate = False
+
+    monkeypatch.setattr(module, "allocating", allocating)
 
     monkeypatch.setattr(cudnn, "create_handle", create)
     monkeypatch.setattr(cudnn, "set_stream", lambda handle, stream: calls.append(("stream", handle, stream)))
@@ -64,3 +78,23 @@ def test_threads_that_run_at_once_never_share(library: list[tuple[str, ...]]) ->
             thread.join()
         assert len(set(found[-8:])) == 8
     assert library.count(("create",)) == 8
+
+
+def test_a_thread_may_allocate_for_its_handle_while_it_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread's own mode is put back, also where the library makes no handle."""
+    from cuda.bindings import driver
+
+    modes = driver.CUstreamCaptureMode
+    mode = [modes.CU_STREAM_CAPTURE_MODE_GLOBAL]
+
+    def exchange(new: object) -> tuple[int, object]:
+        mode.append(new)
+        return 0, mode.pop(0)
+
+    monkeypatch.setattr(driver, "cuThreadExchangeStreamCaptureMode", exchange)
+    for fails in (nullcontext(), pytest.raises(RuntimeError)):
+        with fails, module.allocating():
+            assert mode == [modes.CU_STREAM_CAPTURE_MODE_RELAXED]
+            if not isinstance(fails, nullcontext):
+                raise RuntimeError("no memory")
+        assert mode == [modes.CU_STREAM_CAPTURE_MODE_GLOBAL]
