@@ -50,8 +50,10 @@ SUITES = {
 
 CAUSES = {
     "bert-large 1x128": (
-        "small kernels of which each waits for the one before, among them cuDNN's attention with the plan that it puts "
-        "first, which is not the fastest of so few queries, and two layer norms, whose rows are reduced by blocks"
+        "small kernels of which each waits for the one before, by plans that are not the fastest of so few rows: those "
+        "of attention and of the product with GELU, which cuDNN puts first; cuBLASLt's of the product behind "
+        "attention, where cuDNN has a faster one that it puts later; and two generated layer norms, whose rows are reduced by "
+        "blocks (the candidates in plan_choice.json have the times)"
     )
 }
 """Why a row is slower than its fastest peer."""
@@ -76,7 +78,9 @@ How the figures come about:
   stand in the result files.
 - Single kernels: each graph holds several runs on rotated inputs and outputs, larger than the cache together.
 - Host cost: the device is idle before each timing, and nothing waits for it. The same call is repeated, in blocks that
-  the contenders take in turns; what it takes after another one's call stands in the result file.
+  the contenders take in turns; what it takes after another one's call stands in the result file. A replay is given no
+  arrays. A plain call (rows `call`) is: beyond `bind` it looks at type, strides, device and stream of each input, lends
+  memory for each output and makes an array of it, which is why it falls short of a replay.
 - Plan choice: `ours` is what `selection="heuristic"` chose, `best` what `selection="measure"` did, and `error` is how
   far their results differ. `cold` and `warm` are the seconds that compiling took with an empty cache and with a full
   one; `tuning` those of choosing by measurement on one core, while every other core tuned another region.
