@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphdnn.errors import ContextLostError, ExecutionError
+from graphdnn.forking import renew_in_children
 from graphdnn.ir.region import ALIGNMENT
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import DeviceArray, empty
@@ -41,10 +42,15 @@ class DeviceBound:
         outputs_at = self._bind_outputs(outputs, on_host, after)
         self._commands = [*before, *context.commands(inputs_at, outputs_at), *after]
         self._held += context.held()  # which a closed context lets go of, while a caller's graph may replay this
+        renew_in_children(self)
 
     def __repr__(self) -> str:
         graph = self._context.loaded.graph
         return f"<bound call of {graph.name} on {self._device.target}: {graph.signature}>"
+
+    def renew(self) -> None:
+        """A forked child launches nothing: its next call finds the device lost."""
+        self._launch = None
 
     @property
     def kernels(self) -> int:

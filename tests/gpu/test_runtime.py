@@ -297,6 +297,7 @@ def test_many_small_host_calls_do_not_disturb_each_other(exe: Program, rng: np.r
 CHILD = """
 import os, sys
 import numpy as np
+import torch
 from graphdnn.errors import ExecutionError
 from graphdnn.runtime.describe import from_attributes
 from graphdnn.runtime.device import CudaDevice
@@ -335,19 +336,23 @@ def test_a_fault_names_the_graph_and_every_later_call_says_so() -> None:
 
 def test_a_forked_child_gets_a_clear_error() -> None:
     out = child("""
-        exe = program(affine((3, 5)), device)
-        exe.run({"x": np.zeros((3, 5), np.float32)})
+        exe, x = program(affine((3, 5)), device), np.zeros((3, 5), np.float32)
+        exe.run({"x": x})
+        bound = exe.bind({"x": torch.zeros((3, 5), device="cuda")})
+        bound()
+        bound()
         sys.stdout.flush()
         if os.fork() == 0:
-            try:
-                exe.run({"x": np.zeros((3, 5), np.float32)})
-            except ExecutionError as error:
-                print(error, flush=True)
+            for call in (lambda: exe.run({"x": x}), bound):
+                try:
+                    call()
+                except ExecutionError as error:
+                    print(error, flush=True)
             os._exit(0)
         os.wait()
     """)
-    assert "this process was forked after CUDA had been used" in out
-    assert "spawn" in out
+    assert out.count("this process was forked after CUDA had been used") == 2
+    assert out.count("spawn") == 2
 
 
 def test_a_child_of_a_process_that_used_pytorch_alone_gets_a_clear_error() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
+from graphdnn import forking
 from graphdnn.errors import ContextLostError
 from graphdnn.runtime.program import Program
 from tests.runtime.fake import FakeDevice, fake_program, on_device
@@ -59,6 +60,22 @@ def test_whatever_meets_the_device_names_the_graph(call: str, rng: np.random.Gen
         CALLS[call](program, x)
     with pytest.raises(ContextLostError, match="graph counter could not run"):
         bound(stream=7)
+
+
+def test_a_bound_call_launches_nothing_in_a_forked_child(rng: np.random.Generator) -> None:
+    """The shortest way to a launch asks nobody whether the device is lost."""
+    device = Losable()
+    program, x = fake_program(counter(), device, rng), on_device(np.ones(3, np.float32), device)
+    bound = program.bind({"x": x})
+    for _ in range(3):
+        bound()
+    assert device.launches == 2
+    device.is_lost = True
+    for owner in list(forking.LIVING):
+        owner.renew()
+    with pytest.raises(ContextLostError, match="graph counter could not run"):
+        bound()
+    assert device.launches == 2
 
 
 @pytest.mark.parametrize(("length", "more"), [(1, ""), (5, ""), (7, " and 2 more")])
