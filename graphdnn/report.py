@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -11,13 +11,17 @@ from graphdnn.spelling import counted
 PLAIN = 2048
 """Candidates up to which a report's JSON has them as objects, each again at every region that it overlaps."""
 
+Item = TypeVar("Item")
+Several = Annotated[tuple[Item, ...], Field(strict=False)]
+"""A tuple; a list will do, which is what JSON has, and what is in it is strict."""
+
 Verdict = Literal["chosen", "slower", "declined", "conflict", "excluded", "failed", "wrong"]
 
 
 class Record(BaseModel):
-    """What all parts of a report share: frozen, and no field that is not named here."""
+    """What all parts of a report share: frozen, strict types, and no field that is not named here."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class FixReport(Record):
@@ -37,7 +41,7 @@ class PlanReport(Record):
     workspace_bytes: int
     deterministic: bool
     precision: str
-    notes: tuple[str, ...] = ()
+    notes: Several[str] = ()
     estimated_us: float | None = None
     measured_us: float | None = None
     verdict: Verdict
@@ -50,14 +54,14 @@ class CandidateReport(Record):
     id: str
     engine: str
     pattern: str
-    nodes: tuple[str, ...]
+    nodes: Several[str]
     verdict: Verdict
     code: str | None = None
     reason: str = ""
     fix: FixReport | None = None
     estimated_us: float | None = None
     measured_us: float | None = None
-    plans: tuple[PlanReport, ...] = ()
+    plans: Several[PlanReport] = ()
     ruled_out: str = ""
     """What an option costs here, where the engine would have something better without it."""
 
@@ -70,7 +74,7 @@ class RegionReport(Record):
     """
 
     name: str
-    nodes: tuple[str, ...]
+    nodes: Several[str]
     pattern: str
     engine: str
     plan: str
@@ -84,8 +88,8 @@ class RegionReport(Record):
     deterministic: bool
     last_resort: bool
     ruled_out: str = ""
-    notes: tuple[str, ...] = ()
-    alternatives: tuple[CandidateReport, ...] = Field(default=(), repr=False)
+    notes: Several[str] = ()
+    alternatives: Several[CandidateReport] = Field(default=(), repr=False)
 
 
 class PromotionReport(Record):
@@ -101,7 +105,7 @@ class RefusalReport(Record):
     """A rewrite that nearly applied, and why it did not."""
 
     rule: str
-    nodes: tuple[str, ...]
+    nodes: Several[str]
     reason: str
 
 
@@ -109,8 +113,8 @@ class PassReport(Record):
     """What one pass changed."""
 
     name: str
-    changes: tuple[str, ...]
-    refusals: tuple[RefusalReport, ...] = ()
+    changes: Several[str]
+    refusals: Several[RefusalReport] = ()
     nodes_before: int
     nodes_after: int
 
@@ -120,8 +124,8 @@ class CompileReport(Record):
 
     graph: str
     target: str
-    regions: tuple[RegionReport, ...]
-    candidates: tuple[CandidateReport, ...]
+    regions: Several[RegionReport]
+    candidates: Several[CandidateReport]
     kernel_count: int
     unfused_kernel_count: int
     read_bytes: int
@@ -131,11 +135,11 @@ class CompileReport(Record):
     peak_bytes: int
     last_resort_count: int
     exact_cover: bool
-    promotions: tuple[PromotionReport, ...] = ()
-    passes: tuple[PassReport, ...] = ()
+    promotions: Several[PromotionReport] = ()
+    passes: Several[PassReport] = ()
     versions: dict[str, str]
     options: dict[str, object]
-    effects: tuple[str, ...] = ()
+    effects: Several[str] = ()
     """What the options for choosing did: what was timed, remembered, interrupted, left out."""
 
     @model_serializer(mode="wrap", when_used="json")

@@ -284,3 +284,24 @@ def test_a_fix_suffices_alone() -> None:
     assert whole.fix is None
     assert "in float32" in whole.reason
     assert "7 features a head" in whole.reason
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ('"kernel_count":1', '"kernel_count":"1"'),
+        ('"kernel_count":1', '"kernel_count":1.0'),
+        ('"kernels":1', '"kernels":true'),
+        ('"deterministic":true', '"deterministic":1'),
+        ('"nodes":["relu"]', '"nodes":[1]'),
+        ('"nodes":["relu"]', '"nodes":"relu"'),
+        ('"nodes":["relu"]', '"nodes":["relu"],"note":""'),
+    ],
+)
+def test_a_report_of_other_types_is_refused(found: str, wrong: str) -> None:
+    g = gd.GraphBuilder("strict")
+    text = h200_report(g.build({"y": g.relu(g.input("x", (3, 5), gd.float32), name="relu")})).model_dump_json()
+    assert found in text
+    assert CompileReport.model_validate_json(text)
+    with pytest.raises(ValueError, match="validation error"):
+        CompileReport.model_validate_json(text.replace(found, wrong))
