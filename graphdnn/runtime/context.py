@@ -88,7 +88,13 @@ class DeviceContext:
         return addresses
 
     def _read_and_run(self, inputs: Mapping[str, Any], handle: int, stream: object | None) -> dict[str, Any]:
-        """A call some of whose arrays have to be read in full, and copied perhaps."""
+        """A call some of whose arrays have to be read in full, and copied perhaps.
+
+        Raises MomentaryError on the default stream where a stream of the caller's is known to be captured: that stream
+        would be told to let the default one wait for it, which ends the capture.
+        """
+        if handle == LEGACY_STREAM:
+            self.device.check_no_capture(f"calling graph {self.loaded.graph.name} on the default stream")
         sources = read_inputs(self.loaded.graph, inputs, handle, self.device)
         self.order.enter(handle)
         addresses = self._feed(sources, inputs, handle)

@@ -58,6 +58,8 @@ def test_a_callers_capture_replays_fresh_values(exe: Program, rng: np.random.Gen
         stream = torch.cuda.current_stream().cuda_stream
         with pytest.raises(ExecutionError, match="called on a stream that is being captured"):
             context.run({"x": x}, stream)
+        with pytest.raises(ExecutionError, match="on the default stream is not possible while PyTorch's current"):
+            context.run({"x": x})
         x.mul_(2)
         bound(stream=stream)
     del bound, found, context

@@ -17,6 +17,8 @@ from tests.runtime.test_device import Status
 from tests.runtime.test_program import SIDE, affine, draw
 
 ORDERED, TORCHS, CUPYS = "a stream that is ordered with the default stream", 500, 600
+OTHER = 700
+"""A stream that is not captured."""
 
 
 class AskedForMemory(Exception):
@@ -90,8 +92,9 @@ def test_libraries_are_asked_once_they_have_begun(libraries: SimpleNamespace, mo
 
 BUILDING: dict[str, Callable[[Any, Any, Any], object]] = {
     "binding graph affine": lambda program, x, _: program.bind({"x": x}),
-    "allocating memory": lambda program, x, _: program.run({"x": x}),
-    "building the conversion of input x": lambda program, _, turned: program.run({"x": turned}),
+    "calling graph affine on the default stream": lambda program, x, _: program.run({"x": x}),
+    "allocating memory": lambda program, x, _: program.run({"x": x}, OTHER),
+    "building the conversion of input x": lambda program, _, turned: program.run({"x": turned}, OTHER),
 }
 
 
