@@ -13,6 +13,8 @@ from graphdnn.spelling import counted
 VALUES_SHOWN = 6
 """Values of an axis that a warning lists; enough to see what they are."""
 
+PADDABLE = "a sum over a select, or an attention, that ends at lengths which jit fills in (lengths=) can be padded"
+"""What to make of work across an axis that varies."""
 
 Axis = tuple[str, int]
 """A parameter and one of its axes."""
@@ -92,7 +94,8 @@ def warning(
         return f"{said}; coarser buckets of {' and '.join(map(said_of, places))} need fewer builds"
     reason = why_not_padded(graphs, limits)
     if reason is not None:
-        return f"{said}, and cannot be padded to fewer sizes, since {reason}"
+        remedy = "" if "lengths=" in reason else f"; {PADDABLE}"
+        return f"{said}, and cannot be padded to fewer sizes, since {reason}{remedy}"
     rules: dict[str, dict[int, str]] = {}
     for n, axis in free:
         rules.setdefault(n, {})[axis] = "pow2"
