@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,16 @@ def test_other_engines_are_asked_anew(with_engines: Any, proposing: list[str]) -
     compiled(shelf)
     with_engines(inner("first"), inner("second", 1.0))
     assert {r.engine for r in compiled(shelf).report.regions} == {"second"}
+
+
+def test_another_version_of_a_library_is_another_machine(with_engines: Any, proposing: list[str]) -> None:
+    with_engines(inner("first"))
+    shelf = Shelf()
+    for version, is_new in (("1.22.0", True), ("1.22.0", False), ("1.23.0", True)):
+        proposing.clear()
+        machine = replace(Target.cpu(), versions={"cudnn_frontend": version})
+        compile_for(net(), machine, HostDevice(shelf), CompileOptions())
+        assert bool(proposing) is is_new
 
 
 def test_weights_have_no_part_in_it(with_engines: Any, proposing: list[str]) -> None:
