@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Op
@@ -17,12 +18,13 @@ class Facts:
     """Facts of one value of the padded graph.
 
     Along `position` each element is its own index.  No element exceeds `limit`.  Along each axis of `cleared` what
-    lies behind the exact extent is 0 or False.
+    lies behind the exact extent is 0 or False, along each of `sunk` minus infinity.
     """
 
     position: int | None = None
     limit: int | None = None
     cleared: frozenset[int] = frozenset()
+    sunk: frozenset[int] = frozenset()
 
 
 NONE = Facts()
@@ -48,7 +50,8 @@ class Knowledge:
         """Facts of operand `index` in terms of the result's axes, where elements stay what they are."""
         facts, axes = self.of(pair.padded.operands[index]), carried(pair, index)
         position = None if facts.position is None else axes.get(facts.position)
-        return Facts(position, facts.limit, frozenset(axes[a] for a in facts.cleared if a in axes))
+        cleared, sunk = (frozenset(axes[a] for a in known if a in axes) for known in (facts.cleared, facts.sunk))
+        return Facts(position, facts.limit, cleared, sunk)
 
 
 def positions(pair: Pair, known: Knowledge) -> Facts:
@@ -60,19 +63,21 @@ def kept(pair: Pair, known: Knowledge) -> Facts:
 
 
 def cast(pair: Pair, known: Knowledge) -> Facts:
-    """Zeros stay zeros in every type; positions and limits stay what they are in integers as wide, or wider."""
+    """Zeros stay zeros in every type, infinities infinite in every float type, positions and limits what they are in
+    integers as wide, or wider."""
     facts = known.moved(pair, 0)
     before, after = pair.exact.operands[0].type.dtype, pair.exact.result.type.dtype
     if before.is_integer and after.kind == "int" and after.bits >= max(before.bits, 32):
         return facts
-    return Facts(cleared=facts.cleared)
+    return Facts(cleared=facts.cleared, sunk=facts.sunk if after.kind == "float" else frozenset())
 
 
 def selected(pair: Pair, known: Knowledge) -> Facts:
-    """Cleared where the condition is False and what is then taken is 0, or where both choices are."""
+    """What is taken where the condition is False lies behind, where that is one number; or what both choices have."""
     condition, chosen, other = (known.moved(pair, i) for i in range(3))
-    everywhere = pair.exact.operands[2].literal == 0
-    return Facts(cleared=(condition.cleared if everywhere else frozenset()) | (chosen.cleared & other.cleared))
+    fill = pair.exact.operands[2].literal
+    cleared, sunk = (condition.cleared if fill == number else frozenset() for number in (0, -inf))
+    return Facts(cleared=cleared | (chosen.cleared & other.cleared), sunk=sunk | (chosen.sunk & other.sunk))
 
 
 def computed(pair: Pair, known: Knowledge) -> Facts:

@@ -82,8 +82,17 @@ def whole(axes: Callable[[Any, int], Iterable[int]]) -> Rule:
 def reduced(pair: Pair, knowledge: Knowledge) -> str | None:
     op = pair.exact.op
     assert isinstance(op, Reduce)
-    cleared = knowledge.of(pair.padded.operands[0]).cleared if op.fn == "sum" else frozenset()
-    return next((across(pair, 0, a) for a in pair.grown(0) if a in op.axes and a not in cleared), None)
+    facts = knowledge.of(pair.padded.operands[0])
+    idle = {"sum": facts.cleared, "max": facts.sunk}.get(op.fn, frozenset())
+    return next((across(pair, 0, a) for a in pair.grown(0) if a in op.axes and a not in idle), None)
+
+
+def normalized(pair: Pair, knowledge: Knowledge) -> str | None:
+    """A softmax; minus infinity adds nothing to its sum."""
+    op = pair.exact.op
+    assert isinstance(op, Softmax)
+    sunk = knowledge.of(pair.padded.operands[0]).sunk
+    return across(pair, 0, op.axis) if op.axis in pair.grown(0) and op.axis not in sunk else None
 
 
 def convolved(pair: Pair, knowledge: Knowledge) -> str | None:
@@ -202,7 +211,7 @@ RULES: dict[type[Op], Rule] = {
     Bias: pointwise,
     Cast: pointwise,
     Reduce: reduced,
-    Softmax: whole(lambda op, rank: (op.axis,)),
+    Softmax: normalized,
     LayerNorm: whole(lambda op, rank: op.axes),
     RmsNorm: whole(lambda op, rank: op.axes),
     BatchNorm: always,

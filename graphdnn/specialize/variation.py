@@ -13,7 +13,10 @@ from graphdnn.spelling import counted
 VALUES_SHOWN = 6
 """Values of an axis that a warning lists; enough to see what they are."""
 
-PADDABLE = "a sum over a select, or an attention, that ends at lengths which jit fills in (lengths=) can be padded"
+PADDABLE = (
+    "an attention, or a sum, maximum or softmax of a select, that ends at lengths which jit fills in (lengths=) can be "
+    "padded"
+)
 """What to make of work across an axis that varies."""
 
 Axis = tuple[str, int]

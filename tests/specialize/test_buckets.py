@@ -119,6 +119,23 @@ def test_sequences_are_padded_where_the_graph_masks_their_end(causal: str | None
     assert (f.stats().builds, f.stats().hits) == (4, 3)
 
 
+def test_a_masked_softmax_and_maximum_are_those_of_the_exact_rows(rng: np.random.Generator) -> None:
+    def pooled(g: gd.GraphBuilder, x: Value, n: Value) -> dict[str, Value]:
+        batch, size = x.type.shape
+        live = g.less(g.reshape(g.iota(size), (1, size)), g.reshape(n, (batch, 1)))
+        kept = g.select(live, x, -np.inf)
+        return {"p": g.softmax(kept), "m": g.reduce_max(kept, axes=1)}
+
+    f = cpu(pooled, buckets={"x": {0: 4, 1: 16}}, lengths={"n": ("x", 1)})
+    for shape in ((3, 5), (4, 9), (1, 16), (2, 1)):
+        x = rng.standard_normal(shape).astype(np.float32) - 9  # zeros would be the largest
+        out = f({"x": x})
+        powers = np.exp(x - x.max(1, keepdims=True))
+        np.testing.assert_allclose(out["p"], powers / powers.sum(1, keepdims=True), rtol=1e-5)
+        np.testing.assert_array_equal(out["m"], x.max(1))
+    assert f.stats().builds == 1
+
+
 def test_lengths_without_buckets_are_the_extent() -> None:
     f = cpu(lambda g, x, n: {"n": g.add(n, 0)}, lengths={"n": ("x", -1)})
     assert f({"x": np.ones((2, 5), np.float32)})["n"].tolist() == [5, 5]

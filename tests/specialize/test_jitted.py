@@ -438,7 +438,7 @@ def test_a_warning_suggests_no_remedy_that_would_be_refused() -> None:
     (message,) = repeated(f, [rows(n) for n in (3, 4, 5)])
     assert "cannot be padded to fewer sizes, since reduce_mean %m computes across axis 0" in message
     assert message.endswith(
-        "padded to 4; a sum over a select, or an attention, that ends at lengths which jit fills in "
+        "padded to 4; an attention, or a sum, maximum or softmax of a select, that ends at lengths which jit fills in "
         "(lengths=) can be padded"
     )
 

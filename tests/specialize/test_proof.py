@@ -286,8 +286,10 @@ def masked(fill: float, fn: str = "sum", bound: str = "n") -> Callable[..., Valu
         b, s, _ = x.type.shape
         limits = {"n": n, "least": g.minimum(n, g.add(n, 1)), "more": g.add(n, 1)}[bound]
         live = g.less(g.reshape(g.iota(s), (1, s, 1)), g.reshape(limits, (b, 1, 1)))
-        kept = g.select(live, x, fill)
-        return g.reduce_sum(kept, axes=1, name="r") if fn == "sum" else g.reduce_max(kept, axes=1, name="r")
+        kept = g.cast(g.select(live, x, fill), gd.float16)
+        if fn == "softmax":
+            return g.softmax(kept, axis=1, name="r")
+        return getattr(g, f"reduce_{fn}")(kept, axes=1, name="r")  # type: ignore[no-any-return]
 
     return build
 
@@ -306,10 +308,25 @@ def test_a_sum_over_positions_below_the_length_may_be_padded() -> None:
     assert with_length(masked(0.0, bound="least"), 5, 8, 5) is None
 
 
+@pytest.mark.parametrize("fn", ["max", "softmax"])
+def test_what_minus_infinity_takes_no_part_in_may_be_padded(fn: str) -> None:
+    assert with_length(masked(-np.inf, fn), 5, 8, 5) is None
+
+
 @pytest.mark.parametrize(
-    "build", [masked(1.0), masked(0.0, "max"), masked(0.0, bound="more")], ids=["ones", "largest", "one too many"]
+    "build",
+    [
+        masked(1.0),
+        masked(0.0, "max"),
+        masked(0.0, bound="more"),
+        masked(-np.inf),
+        masked(-np.inf, "min"),
+        masked(np.inf, "max"),
+        masked(0.0, "softmax"),
+        masked(-np.inf, "softmax", bound="more"),
+    ],
 )
-def test_a_sum_is_padded_for_no_other_mask(build: Callable[..., Value]) -> None:
+def test_nothing_is_padded_for_another_mask(build: Callable[..., Value]) -> None:
     reason = with_length(build, 5, 8, 5)
     assert reason is not None
     assert "%r computes across axis 1" in reason
