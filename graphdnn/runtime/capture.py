@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from graphdnn.relaxed import relaxed
 from graphdnn.runtime.driver import LEGACY_STREAM
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class CapturedGraph:
         self.executable = device.check("make a captured graph executable", bindings.cuGraphInstantiate(graph, 0))
         self.try_default = functools.partial(self._launch, self.executable, self._legacy)
         """The bare driver call for the legacy default stream: a tuple whose first element is 0, or an error."""
-        self._finalizer = weakref.finalize(self, bindings.cuGraphExecDestroy, self.executable)
+        self._finalizer = weakref.finalize(self, destroy, bindings.cuGraphExecDestroy, self.executable)
         self._finalizer.atexit = False
 
     @property
@@ -43,6 +44,12 @@ class CapturedGraph:
         result = self._launch(self.executable, self._legacy if stream == LEGACY_STREAM else stream)
         if result[0]:
             self._device.check("launch a graph", result)
+
+
+def destroy(destructor: Callable[[Any], object], executable: Any) -> None:
+    """Gives an executable graph back to the driver, at whatever moment nobody holds it any more."""
+    with relaxed():
+        destructor(executable)
 
 
 def capture(device: CudaDevice, issue: Callable[[int], None]) -> CapturedGraph:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -44,6 +45,58 @@ def captured(bound: object) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         bound(stream=torch.cuda.current_stream().cuda_stream)  # type: ignore[operator]
     return graph
+
+
+def dying(kind: str, number: int) -> gd.Executable:
+    """An executable of one engine with plans and captured graphs of its own."""
+    g = gd.GraphBuilder(f"{kind}{number}")
+    x = g.input("x", (4, 32, 18, 18), gd.float16)
+    draw = np.random.default_rng(number).standard_normal
+    if kind == "nvrtc":
+        y = g.softmax(g.add(x, float(number)), axis=1)
+    elif kind == "cudnn":
+        y = g.relu(g.conv(x, g.constant((draw((32, 32, 3, 3)) / 17).astype(np.float16)), padding=1))
+    else:
+        y = g.matmul(x, g.constant((draw((18, 40)) / 4).astype(np.float16)))
+    exe = gd.compile(g.build({"y": y}), target="cuda", options=gd.CompileOptions(cache_dir=""))
+    assert kind in {r.engine for r in exe.report.regions}
+    return exe
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["same thread", "another thread"])
+@pytest.mark.parametrize("kind", ["nvrtc", "cudnn", "cublaslt"])
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_executables_that_go_during_a_capture_leave_it_whole(mode: str, kind: str, is_elsewhere: bool) -> None:
+    """Plans, kernels and captured graphs go when nobody holds them any more, which nobody chooses the moment of."""
+    x = torch.randn(4, 32, 18, 18, dtype=torch.float16, device="cuda")
+    held = [dying(kind, i) for i in range(2)]
+    for exe in held:
+        for _ in range(2):
+            exe({"x": x})
+        bound = exe.bind({"x": x})
+        bound()
+    gone = [weakref.ref(exe._program) for exe in held]
+    del exe, bound
+
+    def drop() -> None:
+        held.clear()
+        gc.collect()
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        y = x * 2
+        if is_elsewhere:
+            thread = threading.Thread(target=drop)
+            thread.start()
+            thread.join()
+        else:
+            drop()
+        z = y + 1
+    assert not any(one() for one in gone)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(z, x * 2 + 1)
 
 
 def test_a_callers_capture_replays_fresh_values(exe: Program, rng: np.random.Generator) -> None:

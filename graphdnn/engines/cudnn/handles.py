@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+
+from graphdnn.relaxed import relaxed
 
 NONE = -1
 """No stream: what a new handle is set to."""
@@ -57,21 +57,9 @@ class Handles(threading.local):
         except IndexError:
             import cudnn
 
-            with allocating():
+            # This thread's first plan may be put into a capture of its caller's; nothing of a handle's is put there.
+            with relaxed():
                 return Held(cudnn.create_handle(), NONE)
-
-
-@contextmanager
-def allocating() -> Iterator[None]:
-    """Within, this thread may allocate although it captures a stream of its caller's: its first plan may run there, and
-    of a handle's own memory nothing is put on that stream."""
-    from cuda.bindings import driver
-
-    _, before = driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    try:
-        yield
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(before)
 
 
 def give_back(held: dict[int, Held], free: defaultdict[int, deque[Held]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -14,6 +15,7 @@ from graphdnn.engines.cudnn.errors import attempt, failure, needed_workspace
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.saved import Identity
+from graphdnn.relaxed import let_go
 
 KNOBS: dict[int, str] = {
     1: "SWIZZLE",
@@ -186,7 +188,8 @@ def knobs_of(cudnn: Any, name: PlanName) -> dict[Any, int]:
 
 
 class CudnnPlan:
-    """A built plan: executed by tensor ids and addresses.  The frontend's object holds the plan and its scalars.
+    """A built plan: executed by tensor ids and addresses.  The frontend's object holds the plan and its scalars; it is
+    let go of where that ends no capture.
 
     `who` is what the plan is of, `content` the plan as cuDNN writes it down, empty where it cannot.
     """
@@ -198,15 +201,16 @@ class CudnnPlan:
         self.bindings = lowering.bindings
         self.who = who
         self.content = content
-        self._execute = lowering.graph._execute
+        self._held: list[Any] = [lowering.graph._execute]
         self._ordinal = ordinal
+        weakref.finalize(self, let_go, self._held).atexit = False
 
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the plan on `stream`, with this thread's handle.  Raises ExecutionError where cuDNN refuses it."""
         pointers = {uid: addresses[index] for uid, index in self.bindings}
         handle = HANDLES.on(self._ordinal, stream)
         try:
-            self._execute(pointers, workspace, handle)
+            self._held[0](pointers, workspace, handle)
         except (RuntimeError, MemoryError) as error:
             raise failure(error, self.who["plan"]) from None
 

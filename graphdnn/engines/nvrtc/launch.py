@@ -12,6 +12,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.recipe import Buffer, Kernel, Recipe
 from graphdnn.engines.saved import Identity
 from graphdnn.errors import MomentaryError, error_of
+from graphdnn.relaxed import relaxed
 
 SHARED_BY_DEFAULT = 48 * 1024
 """Dynamic shared memory that a kernel may use without asking the driver for more."""
@@ -126,5 +127,6 @@ def load_kernel(kernel: Kernel, cubin: bytes, libraries: list[Any]) -> Launch | 
 def unload(libraries: Sequence[Any]) -> None:
     from cuda.bindings import driver
 
-    for library in libraries:
-        driver.cuLibraryUnload(library)
+    with relaxed():
+        for library in libraries:
+            driver.cuLibraryUnload(library)
