@@ -16,7 +16,7 @@ from typing import Any
 
 import graphdnn as gd
 from benchmarks.plan_cases import CASES
-from graphdnn.engines.remember import KIND
+from graphdnn.engines.records import KIND
 from graphdnn.runtime.cache import DiskStore
 
 BUDGET_S = 60.0

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Desk
+from graphdnn.engines.choose import Chosen, Selector
 from graphdnn.engines.contract import Support
 from graphdnn.engines.trial import Tried
 from graphdnn.engines.tune import floor_us
@@ -77,7 +77,7 @@ class Decisions:
     prepared: Graph
     proposals: tuple[Proposal, ...]
     cover: Cover
-    desk: Desk
+    selector: Selector
     plans: dict[Region, Chosen]
     schedule: Schedule
     passes: tuple[PassRecord, ...]
@@ -128,7 +128,7 @@ def account(made: Decisions) -> CompileReport:
     regions = tuple(region_reports(made, candidates))
     return CompileReport(
         graph=made.graph.name,
-        target=str(made.desk.target),
+        target=str(made.selector.target),
         regions=regions,
         candidates=tuple(entry for _, entry in candidates),
         kernel_count=sum(r.kernels for r in regions),
@@ -145,7 +145,7 @@ def account(made: Decisions) -> CompileReport:
             for p in made.promotions
         ),
         passes=tuple(pass_report(p) for p in made.passes),
-        versions=versions(made.desk),
+        versions=versions(made.selector),
         options=made.options.model_dump(mode="json"),
         effects=made.effects,
     )
@@ -159,19 +159,19 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
     proposed = {(p.region.key, p.region.origins) for p in made.proposals}
     whole = (r for r in made.expanded if (r.key, r.origins) not in proposed)
     for region in (*(p.region for p in made.proposals), *whole):
-        for engine, answer in made.desk.answers(region).items():
+        for engine, answer in made.selector.answers(region).items():
             key = (region, engine)
             id = f"c{len(candidates)}"
             if isinstance(answer, Support):
-                entry = accepted(id, engine, region, answer, made.desk, key in chosen, conflicts.get(key))
+                entry = accepted(id, engine, region, answer, made.selector, key in chosen, conflicts.get(key))
             else:
-                own = own_answer(made.desk, engine, region, answer)
-                entry = refused(id, engine, region, in_user_words(made, own, region), made.desk)
+                own = own_answer(made.selector, engine, region, answer)
+                entry = refused(id, engine, region, in_user_words(made, own, region), made.selector)
             candidates.append((region, entry))
     return candidates
 
 
-def own_answer(desk: Desk, engine: str, region: Region, shared: Decline) -> Decline:
+def own_answer(selector: Selector, engine: str, region: Region, shared: Decline) -> Decline:
     """A "no" that names this region's nodes.
 
     Equal regions share one answer, which names the nodes of whichever was asked about first; its names are exchanged.
@@ -180,14 +180,14 @@ def own_answer(desk: Desk, engine: str, region: Region, shared: Decline) -> Decl
     """
     if shared.code in REFUSED or names_nothing(shared):
         return shared
-    before = desk.named_in_answers(region)
+    before = selector.named_in_answers(region)
     if before == region.names:
         return shared
     if shared.fix is None and all(map(NAME_ALONE.fullmatch, before)):
         own_names = dict(zip(before, region.names, strict=True))
         return replace(shared, reason=NAME.sub(lambda found: f"%{own_names.get(found[1], found[1])}", shared.reason))
-    by_name = {e.name: e for e in desk.engines}
-    own = by_name[engine].supports(region, desk.target, desk.policy)
+    by_name = {e.name: e for e in selector.engines}
+    own = by_name[engine].supports(region, selector.target, selector.policy)
     return shared if isinstance(own, Support) else own
 
 
@@ -247,7 +247,7 @@ def unfused_bytes(graph: Graph, casts: Mapping[Value, Value]) -> int:
 
 
 def accepted(
-    id: str, engine: str, region: Region, answer: Support, desk: Desk, is_chosen: bool, conflict: str | None
+    id: str, engine: str, region: Region, answer: Support, selector: Selector, is_chosen: bool, conflict: str | None
 ) -> CandidateReport:
     """An engine's "yes" as the report states it."""
     verdict: Verdict = "chosen" if is_chosen else "conflict" if conflict else "slower"
@@ -258,28 +258,28 @@ def accepted(
         nodes=region.origins,
         verdict=verdict,
         reason="" if is_chosen else conflict or "a cheaper cover won",
-        ruled_out=ruled_out(desk, engine, region, answer),
+        ruled_out=ruled_out(selector, engine, region, answer),
         estimated_us=answer.estimated_us,
-        measured_us=desk.measured(engine, region),
-        plans=plan_reports(desk, engine, region),
+        measured_us=selector.measured(engine, region),
+        plans=plan_reports(selector, engine, region),
     )
 
 
-def ruled_out(desk: Desk, engine: str, region: Region, answer: Support) -> str:
+def ruled_out(selector: Selector, engine: str, region: Region, answer: Support) -> str:
     """What a limit on scratch costs an engine that does with less, in words; nothing where it costs none."""
-    free = desk.freely(engine, region) if desk.limits.most_scratch is not None else None
-    if free is None or free.estimated_us >= answer.estimated_us or not desk.limits.forbids(free.workspace_bytes):
+    free = selector.freely(engine, region) if selector.limits.most_scratch is not None else None
+    if free is None or free.estimated_us >= answer.estimated_us or not selector.limits.forbids(free.workspace_bytes):
         return answer.ruled_out
-    limit = desk.limits.loosened(free.workspace_bytes, deterministic=True)
+    limit = selector.limits.loosened(free.workspace_bytes, deterministic=True)
     return (
         f"{limit.attribute}={limit.before} rules out {free.workspace_bytes} bytes of scratch, with which {engine} is "
         f"estimated at {free.estimated_us:.1f} us"
     )
 
 
-def refused(id: str, engine: str, region: Region, answer: Decline, desk: Desk) -> CandidateReport:
+def refused(id: str, engine: str, region: Region, answer: Decline, selector: Selector) -> CandidateReport:
     """An engine's "no" as the report states it."""
-    offered = desk.offered(engine, region)
+    offered = selector.offered(engine, region)
     verdict = REFUSED.get(answer.code, "declined")
     return CandidateReport(
         id=id,
@@ -291,7 +291,7 @@ def refused(id: str, engine: str, region: Region, answer: Decline, desk: Desk) -
         reason=answer.reason,
         fix=fix_report(answer),
         estimated_us=offered.estimated_us if offered else None,
-        plans=plan_reports(desk, engine, region),
+        plans=plan_reports(selector, engine, region),
     )
 
 
@@ -302,13 +302,13 @@ def fix_report(answer: Decline) -> FixReport | None:
     return FixReport(target=fix.target, attribute=fix.attribute, before=fix.before, after=fix.after, sentence=str(fix))
 
 
-def plan_reports(desk: Desk, engine: str, region: Region) -> tuple[PlanReport, ...]:
+def plan_reports(selector: Selector, engine: str, region: Region) -> tuple[PlanReport, ...]:
     """Every plan that was tried; those that need too much scratch with what the engine is estimated at with that."""
-    tried = desk.tried(engine, region)
-    offered = desk.offered(engine, region)
-    limited = any(desk.limits.forbids(t.candidate.workspace_bytes) for t in tried)
-    free = (desk.freely(engine, region) if limited else None) or offered
-    found = ((t, free if desk.limits.forbids(t.candidate.workspace_bytes) else offered) for t in tried)
+    tried = selector.tried(engine, region)
+    offered = selector.offered(engine, region)
+    limited = any(selector.limits.forbids(t.candidate.workspace_bytes) for t in tried)
+    free = (selector.freely(engine, region) if limited else None) or offered
+    found = ((t, free if selector.limits.forbids(t.candidate.workspace_bytes) else offered) for t in tried)
     return tuple(plan_report(t, answer.estimated_us if answer else None) for t, answer in found)
 
 
@@ -336,7 +336,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
     reports = []
     for offer in sorted(made.cover.picks, key=lambda o: order[o.region]):
         region, engine = offer.region, engine_of(offer)
-        answer = made.desk.answers(region)[engine]
+        answer = made.selector.answers(region)[engine]
         assert isinstance(answer, Support)
         plan = made.plans.get(region)
         stem = name_of(region)
@@ -357,8 +357,8 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 written_bytes=region.written_bytes,
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
                 last_resort=answer.last_resort and not is_preferred(answer, engine, region, candidates),
-                ruled_out=ruled_out(made.desk, engine, region, answer),
-                notes=(*(plan.candidate.notes if plan else answer.notes), *remarks(made.desk, region, answer)),
+                ruled_out=ruled_out(made.selector, engine, region, answer),
+                notes=(*(plan.candidate.notes if plan else answer.notes), *remarks(made.selector, region, answer)),
                 alternatives=tuple(c for c in touching(region) if c.verdict != "chosen"),
             )
         )
@@ -379,12 +379,12 @@ def is_preferred(
     )
 
 
-def remarks(desk: Desk, region: Region, answer: Support) -> list[str]:
+def remarks(selector: Selector, region: Region, answer: Support) -> list[str]:
     """What is to be said of a region's time: why it was not measured, or that its estimate is far from its floor."""
-    outcome = desk.outcome(region)
+    outcome = selector.outcome(region)
     if outcome is not None:
         return [outcome.note] if outcome.note else []
-    floor = floor_us(region, desk.target, desk.policy.precision)
+    floor = floor_us(region, selector.target, selector.policy.precision)
     if answer.estimated_us <= FAR * floor or not floor:
         return []
     times = answer.estimated_us / floor
@@ -442,7 +442,7 @@ def pass_report(record: PassRecord) -> PassReport:
     )
 
 
-def versions(desk: Desk) -> dict[str, str]:
+def versions(selector: Selector) -> dict[str, str]:
     """This package, installed ones that it stands on, and the libraries of the target."""
     from graphdnn import __version__
 
@@ -452,4 +452,4 @@ def versions(desk: Desk) -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {**found, **{f"target {name}": v for name, v in desk.target.versions.items()}}
+    return {**found, **{f"target {name}": v for name, v in selector.target.versions.items()}}

@@ -13,13 +13,13 @@ from graphdnn.account import Decisions, account, engine_of
 from graphdnn.config import CompileOptions
 from graphdnn.covers import Covers
 from graphdnn.engines.answers import kept_in
-from graphdnn.engines.choose import Chosen, Desk, nothing
+from graphdnn.engines.choose import Chosen, Selector, nothing
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Policy, Store, Support
 from graphdnn.engines.environment import code_digest
 from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
 from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError
-from graphdnn.executable import Decided, Executable, Once, Pick
+from graphdnn.executable import Decided, Executable, LazyReport, Pick
 from graphdnn.fitting import fitted
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.ops.movement import Convert
@@ -101,7 +101,7 @@ def compile_for(
 
     Raises CompileError where no cover exists, SetupError where a missing library is the only reason.
     """
-    desk = Desk(
+    selector = Selector(
         engines_for(machine.kind, options.disabled_engines),
         machine,
         options.policy(),
@@ -109,15 +109,15 @@ def compile_for(
         threads=THREADS if machine.kind == "cuda" else 1,
         limits=Limits(disabled=options.disabled_plans),
     )
-    covers = covers_of(device, desk, options) if fixed is None else None
-    problem = Problem(graph, desk, device, options, fixed, covers)
+    covers = covers_of(device, selector, options) if fixed is None else None
+    problem = Problem(graph, selector, device, options, fixed, covers)
     session = None
     with ExitStack() as stack:
         stack.enter_context(notebook(problem))
         if options.selection == "heuristic":
             stack.enter_context(uncollected())
         if device is not None:
-            desk.prober = stack.enter_context(prober_for(machine, device, desk.policy))
+            selector.prober = stack.enter_context(prober_for(machine, device, selector.policy))
         if device is not None and options.selection != "heuristic" and not options.deterministic:
             session = stack.enter_context(Session(problem, device))
         made, placed = fitted(problem, fixed.left_out if fixed is not None else ())
@@ -125,12 +125,12 @@ def compile_for(
             made, placed = session.finish(made, placed)
     program = None
     if device is not None:
-        program = Program(made.prepared, placed, device, converter(desk, device))
+        program = Program(made.prepared, placed, device, converter(selector, device))
     effects = effects_of(problem, session, made)
     engines = {offer.region: engine_of(offer) for offer in made.cover.picks}
     picks = tuple(Pick(step.region, engines[step.region], made.plans.get(step.region)) for step in placed.steps)
     decided = Decided(made.prepared, picks, machine, options, made.left_out)
-    return Executable(graph, Once(lambda: reported(problem, made, placed, effects)), program, decided)
+    return Executable(graph, LazyReport(lambda: reported(problem, made, placed, effects)), program, decided)
 
 
 def store_of(device: Device | None, options: CompileOptions) -> Store | None:
@@ -145,16 +145,16 @@ def store_of(device: Device | None, options: CompileOptions) -> Store | None:
 def notebook(problem: Problem) -> AbstractContextManager[None]:
     """A while in which engines' answers about the graph are kept."""
     store = store_of(problem.device, problem.options)
-    desk = problem.desk
-    return nullcontext() if store is None else kept_in(store, problem.graph, desk.target, desk.policy)
+    selector = problem.selector
+    return nullcontext() if store is None else kept_in(store, problem.graph, selector.target, selector.policy)
 
 
-def covers_of(device: Device | None, desk: Desk, options: CompileOptions) -> Covers | None:
+def covers_of(device: Device | None, selector: Selector, options: CompileOptions) -> Covers | None:
     """Where covers are kept: those that estimates alone chose on a device, without a limit that plans share."""
     store = store_of(device, options)
     if store is None or device is None or options.selection != "heuristic" or options.memory_limit is not None:
         return None
-    return Covers(store, desk, options)
+    return Covers(store, selector, options)
 
 
 def reported(problem: Problem, made: Planned, placed: Schedule, effects: tuple[str, ...]) -> CompileReport:
@@ -168,7 +168,7 @@ def reported(problem: Problem, made: Planned, placed: Schedule, effects: tuple[s
                 whole.prepared,
                 whole.proposals,
                 whole.cover,
-                problem.desk,
+                problem.selector,
                 whole.plans,
                 placed,
                 whole.records,
@@ -217,30 +217,30 @@ def prober_for(machine: Target, device: Device, policy: Policy) -> ChildProber:
     return ChildProber(MANIFEST, device, policy, {**environment(machine), "code": code_digest()})
 
 
-def converter(desk: Desk, device: Device) -> Callable[[TensorType, TensorType], DevicePlan]:
+def converter(selector: Selector, device: Device) -> Callable[[TensorType, TensorType], DevicePlan]:
     """Builds plans that copy a tensor into another layout, for arrays whose strides differ from the declared ones.
 
-    It lives as long as the executable, and so holds the desk's engines and options, and nothing of what the desk knows.
+    It lives as long as the executable, and so holds the selector's engines and options, and nothing of what that knows.
     """
-    engines, machine, policy = desk.engines, desk.target, replace(desk.policy, workspace_limit=0)
-    limits = Limits(disabled=desk.limits.disabled)
+    engines, machine, policy = selector.engines, selector.target, replace(selector.policy, workspace_limit=0)
+    limits = Limits(disabled=selector.limits.disabled)
 
     def convert(source: TensorType, wanted: TensorType) -> DevicePlan:
         with prober_for(machine, device, policy) as prober:
-            return conversion(Desk(engines, machine, policy, prober=prober, limits=limits), device, source, wanted)
+            return conversion(Selector(engines, machine, policy, prober=prober, limits=limits), device, source, wanted)
 
     return convert
 
 
-def conversion(desk: Desk, device: Device, source: TensorType, wanted: TensorType) -> DevicePlan:
+def conversion(selector: Selector, device: Device, source: TensorType, wanted: TensorType) -> DevicePlan:
     """A plan without scratch memory that copies a tensor into another layout.  Raises CompileError where no engine
     copies it."""
     writer = GraphWriter("convert")
     (copied,) = writer.emit(Convert(), [writer.input("x", source)], types=[wanted])
     graph = writer.finish({"y": copied})
     region = Region.of(graph, graph.nodes)
-    for name, answer in desk.answers(region).items():
-        found = desk.plan(name, region, device) if isinstance(answer, Support) else None
+    for name, answer in selector.answers(region).items():
+        found = selector.plan(name, region, device) if isinstance(answer, Support) else None
         if isinstance(found, Chosen) and not isinstance(found.plan, HostPlan):
             return found.plan
-    raise CompileError(f"no engine on {desk.target} copies {source} into {wanted}")
+    raise CompileError(f"no engine on {selector.target} copies {source} into {wanted}")

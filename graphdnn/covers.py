@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from graphdnn.account import engine_of
 from graphdnn.config import CompileOptions
 from graphdnn.engines.answers import OURS, circumstances, structure
-from graphdnn.engines.choose import Chosen, Decision, Desk
+from graphdnn.engines.choose import Chosen, Decision, Selector
 from graphdnn.engines.contract import Store, Support
 from graphdnn.engines.environment import code_digest, is_as_loaded
 from graphdnn.engines.saved import spelled
@@ -52,12 +52,12 @@ class Recalled:
 class Covers:
     """Covers in a store, for one machine and one set of options.  Entries that cannot be read count as absent."""
 
-    def __init__(self, store: Store, desk: Desk, options: CompileOptions) -> None:
+    def __init__(self, store: Store, selector: Selector, options: CompileOptions) -> None:
         self._store = store
-        self._desk = desk
-        self._are_ours = all(type(e).__module__.startswith(OURS) for e in desk.engines)
+        self._selector = selector
+        self._are_ours = all(type(e).__module__.startswith(OURS) for e in selector.engines)
         self._options = {
-            "engines": [e.name for e in desk.engines],
+            "engines": [e.name for e in selector.engines],
             "disabled_plans": sorted(options.disabled_plans),
             "is_fused": "fuse" not in options.disabled_passes,
         }
@@ -71,29 +71,30 @@ class Covers:
         if content is None:
             return None
         try:
-            return read(content, graph, self._desk)
+            return read(content, graph, self._selector)
         except UNREADABLE:
             return None
 
     def keep(self, graph: Graph, cover: Cover, plans: Mapping[Region, Chosen]) -> None:
         """Remembers a cover whose plans were each the first that its engine proposed."""
-        desk = self._desk
+        selector = self._selector
         chosen = [plans[o.region] for o in cover.picks]
         names = {(c.candidate.region.key, c.name) for c in chosen}
         is_first = all(c.tried and c.tried[0].verdict == "chosen" for c in chosen)
         is_unique = len(names) == len({key for key, _ in names})
-        if is_first and is_unique and self._are_ours and desk.is_lasting and is_as_loaded():
+        if is_first and is_unique and self._are_ours and selector.is_lasting and is_as_loaded():
             rows = [row_of(o, c) for o, c in zip(cover.picks, chosen, strict=True)]
             said = {"format": FORMAT, "exact": cover.exact, "regions": rows}
             self._store.put(KIND, self._key(graph), json.dumps(said).encode())
 
     def _key(self, graph: Graph) -> str:
-        desk = self._desk
-        digest = hashlib.sha256(repr((circumstances(desk.target, desk.policy), self._options)).encode()).hexdigest()
+        selector = self._selector
+        said = repr((circumstances(selector.target, selector.policy), self._options))
+        digest = hashlib.sha256(said.encode()).hexdigest()
         return spelled(
             {
                 "graph": graph.name,
-                "device": desk.target.name,
+                "device": selector.target.name,
                 "structure": structure(graph),
                 "circumstances": digest,
                 "code": code_digest(),
@@ -105,7 +106,7 @@ def row_of(offer: Offer, chosen: Chosen) -> Row:
     return f"{offer.region.mask:x}", engine_of(offer), offer.cost_us, chosen.candidate.name
 
 
-def read(content: bytes, graph: Graph, desk: Desk) -> Recalled | None:
+def read(content: bytes, graph: Graph, selector: Selector) -> Recalled | None:
     """The cover of an entry, if it covers the graph with regions that their engines take, in an order that runs.
 
     Raises one of UNREADABLE for anything else.
@@ -128,7 +129,7 @@ def read(content: bytes, graph: Graph, desk: Desk) -> Recalled | None:
         if mask & covered & wanted or needed & wanted & ~(covered | mask) or not math.isfinite(cost_us):
             return None
         region = Region(graph, nodes)
-        if not isinstance(desk.answers(region)[engine], Support):
+        if not isinstance(selector.answers(region)[engine], Support):
             return None
         covered |= mask
         picks.append(Offer(region, float(cost_us), engine))

@@ -42,7 +42,7 @@ class Decided:
     left_out: tuple[str, ...] = ()
 
 
-class Once:
+class LazyReport:
     """A report that is written when first asked for, by whichever thread: many are never read."""
 
     def __init__(self, write: Callable[[], CompileReport]) -> None:
@@ -62,15 +62,15 @@ class Once:
                 self._written, self._write = self._write(), None
             return self._written
 
-    def changed(self, change: Callable[[CompileReport], CompileReport]) -> Once:
+    def changed(self, change: Callable[[CompileReport], CompileReport]) -> LazyReport:
         """The report as `change` makes it of this one."""
-        return Once(lambda: change(self()))
+        return LazyReport(lambda: change(self()))
 
 
 class Executable:
     """A compiled graph.  Call it with arrays by input name; `explain()` and `report` say what was decided and why."""
 
-    def __init__(self, graph: Graph, report: Once, program: Program | None, decided: Decided) -> None:
+    def __init__(self, graph: Graph, report: LazyReport, program: Program | None, decided: Decided) -> None:
         self.graph = graph
         self._report = report
         self._program = program

@@ -54,11 +54,11 @@ def fitted(problem: Problem, left_out: tuple[str, ...] = ()) -> tuple[Planned, S
     Raises CompileError naming the least limit that is met, where that is more.
     """
     limit = problem.options.memory_limit
-    if problem.desk.limits.memory is not None:
-        problem.desk.allow(None)
+    if problem.selector.limits.memory is not None:
+        problem.selector.allow(None)
     if limit is None:
         made = planned(problem, left_out)
-        return made, schedule(made.prepared, steps_of(made, problem.desk))
+        return made, schedule(made.prepared, steps_of(made, problem.selector))
     search = Search(problem, left_out, limit)
     found = search.best()
     return found.made, found.placed
@@ -149,26 +149,26 @@ class Search:
 
     def tried(self, way: Way, scratch: int | None) -> Found:
         """The plan of a way with so much scratch.  Raises CompileError where there is none."""
-        problem, desk = self.problem, self.problem.desk
-        desk.allow(self.limit, scratch, self._excess)
+        problem, selector = self.problem, self.problem.selector
+        selector.allow(self.limit, scratch, self._excess)
 
         def frugal(engine: str, region: Region) -> float:
-            return 1e-3 * region.written_bytes + 1e-3 * desk.estimate(engine, region)
+            return 1e-3 * region.written_bytes + 1e-3 * selector.estimate(engine, region)
 
         price: Price | None = frugal if way.is_frugal else None
         made = planned(problem, tuple(dict.fromkeys((*self.left_out, *way.spared))), price)
         made = replace(made, spared=way.spared, scratch=scratch)
-        steps = steps_of(made, desk)
+        steps = steps_of(made, selector)
         placed = schedule(made.prepared, steps)
         self.least = placed.arena_bytes if self.least is None else min(self.least, placed.arena_bytes)
         us = 0.0
         for offer in made.cover.picks:
             engine = engine_of(offer)
-            measured = desk.measured(engine, offer.region)
-            us += desk.estimate(engine, offer.region) if measured is None else measured
+            measured = selector.measured(engine, offer.region)
+            us += selector.estimate(engine, offer.region) if measured is None else measured
         self._last = Found(way, made, placed, us, max((s.workspace_bytes for s in steps), default=0))
         return self._last
 
     def settled(self, found: Found) -> Found:
-        """The same plan, with the desk and all else that follows decisions left as they were when it was made."""
+        """The same plan, with the selector and all else that follows decisions left as they were when it was made."""
         return found if found is self._last else self.tried(found.way, found.made.scratch)

@@ -17,7 +17,7 @@ from graphdnn.account import engine_of
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
 from graphdnn.covers import Covers
-from graphdnn.engines.choose import Chosen, Decision, Desk
+from graphdnn.engines.choose import Chosen, Decision, Selector
 from graphdnn.engines.contract import Device, Support
 from graphdnn.errors import CompileError, SetupError
 from graphdnn.ir.graph import Graph, Node
@@ -57,10 +57,10 @@ class Fixed(Protocol):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked of one compilation; the rest is looked up at `desk`.  `covers` are those of earlier ones."""
+    """What is asked of one compilation; the rest is asked of `selector`.  `covers` are those of earlier ones."""
 
     graph: Graph
-    desk: Desk
+    selector: Selector
     device: Device | None
     options: CompileOptions
     fixed: Fixed | None = None
@@ -71,7 +71,7 @@ class Problem:
         found = [
             Offer(p.region, price(engine, p.region), engine)
             for p in proposals
-            for engine, answer in self.desk.answers(p.region).items()
+            for engine, answer in self.selector.answers(p.region).items()
             if isinstance(answer, Support)
         ]
         return found if self.fixed is None else self.fixed.narrowed(found)
@@ -106,7 +106,7 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
     A composite node that engines took on paper and none of them can build is expanded after all, and all begins anew;
     each round gives up one more op, so this ends.  Raises CompileError or SetupError naming the node nobody takes.
     """
-    desk = problem.desk
+    selector = problem.selector
     given_up: dict[Signature, dict[str, Support | Decline]] = {}
     disabled = (*problem.options.disabled_passes, *left_out)
     while True:
@@ -114,8 +114,8 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
 
         def ask(region: Region, whole: list[Region] = whole) -> float | None:
             if len(region.nodes) == 1 and (answers := given_up.get(signature(region.nodes[0]))) is not None:
-                desk.overrule(region, answers)
-            cost = desk.cheapest(region)
+                selector.overrule(region, answers)
+            cost = selector.cheapest(region)
             if cost is None and len(region.nodes) == 1 and is_composite(region.nodes[0]):
                 whole.append(region)
             return cost
@@ -131,8 +131,8 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
                 problem.covers.keep(prepared, *found)
             return Planned(prepared, records, proposals, *found, tuple(whole), left_out)
         if not is_composite(found) or signature(found) in given_up:
-            raise nobody_takes(found, prepared, proposals, desk)
-        given_up[signature(found)] = desk.answers(Region.of(prepared, [found]))
+            raise nobody_takes(found, prepared, proposals, selector)
+        given_up[signature(found)] = selector.answers(Region.of(prepared, [found]))
 
 
 def recalled_cover(graph: Graph, problem: Problem) -> tuple[Cover, dict[Region, Chosen]] | None:
@@ -140,12 +140,12 @@ def recalled_cover(graph: Graph, problem: Problem) -> tuple[Cover, dict[Region, 
     found = problem.covers.recall(graph) if problem.covers is not None else None
     if found is None or problem.device is None:
         return None
-    desk = problem.desk
-    desk.decided, before = found.decided, desk.decided
+    selector = problem.selector
+    selector.decided, before = found.decided, selector.decided
     try:
-        plans = built_plans(graph, found.cover, desk, problem.device)
+        plans = built_plans(graph, found.cover, selector, problem.device)
     finally:
-        desk.decided = before
+        selector.decided = before
     return (found.cover, plans) if plans is not None else None
 
 
@@ -160,8 +160,8 @@ def explained(made: Planned, problem: Problem) -> Planned:
     picked = {o.region.mask: o.region for o in made.cover.picks}
     fresh = proposed(made.prepared, problem.options)
     proposals = tuple(replace(p, region=picked.get(p.region.mask, p.region)) for p in fresh)
-    again = select(made.prepared, problem.offers(proposals, problem.desk.estimate))
-    problem.desk.look_beside(problem.device)
+    again = select(made.prepared, problem.offers(proposals, problem.selector.estimate))
+    problem.selector.look_beside(problem.device)
     return replace(made, proposals=proposals, cover=replace(made.cover, conflicts=again.conflicts), is_recalled=False)
 
 
@@ -179,32 +179,32 @@ def signature(node: Node) -> Signature:
     return node.op, tuple((t.shape, t.dtype) for t in node.operand_types)
 
 
-def unserved(graph: Graph, proposals: Sequence[Proposal], desk: Desk) -> Node | None:
+def unserved(graph: Graph, proposals: Sequence[Proposal], selector: Selector) -> Node | None:
     """The first computing node that no engine takes, alone or within a larger region."""
     covered = 0
     for proposal in proposals:
-        if any(isinstance(a, Support) for a in desk.answers(proposal.region).values()):
+        if any(isinstance(a, Support) for a in selector.answers(proposal.region).values()):
             covered |= proposal.region.mask
     missing = (n for i, n in enumerate(graph.nodes) if not covered >> i & 1 and not is_free(n))
     return next(missing, None)
 
 
-def nobody_takes(node: Node, graph: Graph, proposals: Sequence[Proposal], desk: Desk) -> CompileError:
+def nobody_takes(node: Node, graph: Graph, proposals: Sequence[Proposal], selector: Selector) -> CompileError:
     """The error for a node that no engine takes: SetupError where a library is missing."""
-    answers = desk.answers(Region.of(graph, [node]))
+    answers = selector.answers(Region.of(graph, [node]))
     reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items()) or "no engine is enabled"
     lacking = any(isinstance(a, Decline) and a.code is Code.SETUP for a in answers.values())
-    least = least_scratch(graph, proposals, desk)
+    least = least_scratch(graph, proposals, selector)
     enough = f"; every node has a plan from workspace_limit={least} on" if least else ""
-    return (SetupError if lacking else CompileError)(f"no engine takes {node} on {desk.target}: {reasons}{enough}")
+    return (SetupError if lacking else CompileError)(f"no engine takes {node} on {selector.target}: {reasons}{enough}")
 
 
-def least_scratch(graph: Graph, proposals: Sequence[Proposal], desk: Desk) -> int:
+def least_scratch(graph: Graph, proposals: Sequence[Proposal], selector: Selector) -> int:
     """Bytes of scratch with which every computing node would have a plan; 0 where more scratch does not help."""
     needs: dict[Node, int] = {}
     for region in (p.region for p in proposals):
-        for engine in desk.answers(region):
-            need = desk.least_scratch(engine, region)
+        for engine in selector.answers(region):
+            need = selector.least_scratch(engine, region)
             if need is not None:
                 needs.update((n, min(need, needs.get(n, need))) for n in region.nodes)
     wanted = [n for n in graph.nodes if not is_free(n)]
@@ -219,31 +219,31 @@ def built_cover(
     A region whose engine cannot build it turns into a decline, and the cover is chosen anew; each round rules out at
     least one answer, so this ends.
     """
-    desk, device = problem.desk, problem.device
+    selector, device = problem.selector, problem.device
     while True:
-        node = unserved(graph, proposals, desk)
+        node = unserved(graph, proposals, selector)
         if node is not None:
             return node
-        if desk.tuner is not None and price is None and problem.options.selection == "measure":
+        if selector.tuner is not None and price is None and problem.options.selection == "measure":
             cover = measured_cover(graph, proposals, problem)
         else:
-            cover = select(graph, problem.offers(proposals, price or desk.estimate))
-            if desk.tuner is not None:
-                cover = tuned_cover(cover, desk, price or desk.estimate)
+            cover = select(graph, problem.offers(proposals, price or selector.estimate))
+            if selector.tuner is not None:
+                cover = tuned_cover(cover, selector, price or selector.estimate)
         if cover is None:
             continue
         if device is None:
             return cover, {}
-        plans = built_plans(graph, cover, desk, device)
+        plans = built_plans(graph, cover, selector, device)
         if plans is not None:
             return cover, plans
 
 
-def built_plans(graph: Graph, cover: Cover, desk: Desk, device: Device) -> dict[Region, Chosen] | None:
+def built_plans(graph: Graph, cover: Cover, selector: Selector, device: Device) -> dict[Region, Chosen] | None:
     """A plan that was built and run for each region of a cover; None where one has none, which its engine's answer
     says from now on."""
     with weights_meanwhile(graph):
-        found = desk.plan_all([(engine_of(o), o.region) for o in cover.picks], device)
+        found = selector.plan_all([(engine_of(o), o.region) for o in cover.picks], device)
     plans = {o.region: f for o, f in zip(cover.picks, found, strict=True) if isinstance(f, Chosen)}
     return plans if len(plans) == len(cover.picks) else None
 
@@ -266,18 +266,18 @@ def weights_meanwhile(graph: Graph) -> Iterator[None]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def tuned_cover(cover: Cover, desk: Desk, price: Price) -> Cover | None:
+def tuned_cover(cover: Cover, selector: Selector, price: Price) -> Cover | None:
     """The same regions, each by the engine whose plan was fastest.
 
     None where one of them has no usable plan, or was not timed and costs more for that, so that `price` is another now.
     """
-    desk.tune([o.region for o in cover.picks])
+    selector.tune([o.region for o in cover.picks])
     picks: list[Offer] = []
     for offer in cover.picks:
-        region, engine = offer.region, desk.fastest(offer.region) or engine_of(offer)
-        if not isinstance(desk.answers(region)[engine], Support):
+        region, engine = offer.region, selector.fastest(offer.region) or engine_of(offer)
+        if not isinstance(selector.answers(region)[engine], Support):
             return None
-        us = desk.measured(engine, region)
+        us = selector.measured(engine, region)
         if us is None and price(engine, region) > offer.cost_us:
             return None
         picks.append(Offer(region, offer.cost_us if us is None else us, engine))
@@ -290,28 +290,30 @@ def measured_cover(graph: Graph, proposals: Sequence[Proposal], problem: Problem
     Of a cover that only competes, pointwise regions are timed first: they are built in no time, and what they take may
     rule out the cover before the plans of a convolution or product are built for it.
     """
-    desk = problem.desk
-    assert desk.tuner is not None
-    price: Price = desk.estimate
-    while not desk.tuner.budget.is_over():
+    selector = problem.selector
+    assert selector.tuner is not None
+    price: Price = selector.estimate
+    while not selector.tuner.budget.is_over():
         cover = select(graph, problem.offers(proposals, price))
-        fresh = [o.region for o in cover.picks if desk.outcome(o.region) is None]
-        if not fresh and price == desk.promise:
+        fresh = [o.region for o in cover.picks if selector.outcome(o.region) is None]
+        if not fresh and price == selector.promise:
             return cover
         light = [r for r in fresh if all(isinstance(n.op, Elementwise) for n in r.nodes)]
-        desk.tune(light if light and price == desk.promise else fresh)
-        if unserved(graph, proposals, desk) is not None:
+        selector.tune(light if light and price == selector.promise else fresh)
+        if unserved(graph, proposals, selector) is not None:
             return None
-        price = desk.promise
-    all_of_it = problem.offers(proposals, desk.promise)
-    timed = [o for o in all_of_it if desk.measured(engine_of(o), o.region) is not None or desk.decided(o.region)]
+        price = selector.promise
+    all_of_it = problem.offers(proposals, selector.promise)
+    timed = [
+        o for o in all_of_it if selector.measured(engine_of(o), o.region) is not None or selector.decided(o.region)
+    ]
     try:
         return select(graph, timed)
     except CompileError:  # too little was timed for a whole cover
-        return tuned_cover(select(graph, problem.offers(proposals, desk.estimate)), desk, desk.estimate)
+        return tuned_cover(select(graph, problem.offers(proposals, selector.estimate)), selector, selector.estimate)
 
 
-def steps_of(made: Planned, desk: Desk) -> list[Step]:
+def steps_of(made: Planned, selector: Selector) -> list[Step]:
     """The cover's regions with their plans; for a device that is not here, with what engines said of them."""
     steps = []
     for offer in made.cover.picks:
@@ -319,7 +321,7 @@ def steps_of(made: Planned, desk: Desk) -> list[Step]:
         if chosen is not None:
             steps.append(Step(offer.region, chosen.plan, chosen.candidate.workspace_bytes, name=chosen.name))
             continue
-        answer = desk.answers(offer.region)[engine_of(offer)]
+        answer = selector.answers(offer.region)[engine_of(offer)]
         assert isinstance(answer, Support)
         steps.append(Step(offer.region, None, answer.workspace_bytes, answer.in_place))
     return steps

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
-from graphdnn.engines.remember import Memory
+from graphdnn.engines.records import TuningRecords
 from graphdnn.errors import CompileError, ContextLostError, ExecutionError, MomentaryError
 from graphdnn.fitting import COMPETING, fitted
 from graphdnn.planning import Planned, Problem
@@ -34,7 +34,7 @@ class Fastest:
     effects: tuple[str, ...] = ()
 
 
-def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer, memory: Memory) -> Fastest:
+def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer, records: TuningRecords) -> Fastest:
     """The graph as it was planned, or without one of the passes that changed it, whichever takes least time.
 
     Times of earlier processes are taken where all of them are known.
@@ -42,14 +42,14 @@ def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer
     names = [r.name for r in made.records if r.name in COMPETING and r.changes]
     if not names:
         return Fastest(made, placed)
-    tuner = problem.desk.tuner
+    tuner = problem.selector.tuner
     assert tuner is not None
-    engines = [e.name for e in problem.desk.engines]
+    engines = [e.name for e in problem.selector.engines]
     options = problem.options
     what = f"{problem.graph}\n{options.disabled_passes}\n{options.memory_limit}"
     identity = hashlib.sha256(what.encode()).hexdigest()
     plans = {AS_IS: (made, placed)}
-    times = memory.recall_whole(identity, engines)
+    times = records.recall_whole(identity, engines)
     if times is None or not times.keys() <= {AS_IS, *names} or AS_IS not in times:
         if tuner.budget.is_over():
             return Fastest(made, placed)
@@ -72,8 +72,8 @@ def fastest(problem: Problem, made: Planned, placed: Schedule, timer: WholeTimer
                 raise
             except (CompileError, ExecutionError):
                 continue  # that variant cannot be had
-        if fits and problem.desk.is_repeatable and not tuner.budget.is_over():
-            memory.keep_whole(identity, engines, times)
+        if fits and problem.selector.is_repeatable and not tuner.budget.is_over():
+            records.keep_whole(identity, engines, times)
     best = min(times, key=lambda n: times[n])
     if times[best] >= MARGIN * times[AS_IS]:
         best = AS_IS

@@ -16,7 +16,7 @@ from graphdnn.answer import Decline
 from graphdnn.compiler import compile_for
 from graphdnn.engines import manifest
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
-from graphdnn.engines.trial import Ground, trial
+from graphdnn.engines.trial import TrialMemory, trial
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
@@ -168,17 +168,17 @@ def test_first_runs_take_place_on_one_piece_of_memory(monkeypatch: pytest.Monkey
             seen.append((*inputs, *outputs, workspace))
             super()._run(inputs, outputs, workspace)
 
-    def tried(rows: int, workspace: int, ground: Ground) -> int | Decline:
+    def tried(rows: int, workspace: int, memory: TrialMemory) -> int | Decline:
         g = gd.GraphBuilder("rows")
         graph = g.build({"y": g.exp(g.input("x", (rows, 33), gd.float32))})
         region = Region.of(graph, graph.nodes)
         candidate = Candidate("watching", region, "plan", workspace, "float32")
-        return trial(Watching(region, device, 1.0, workspace_bytes=workspace), candidate, ground)
+        return trial(Watching(region, device, 1.0, workspace_bytes=workspace), candidate, memory)
 
     before, lived = device.allocations, len(device.live)
-    with Ground(device) as ground:  # type: ignore[arg-type]
+    with TrialMemory(device) as memory:  # type: ignore[arg-type]
         for rows, workspace in ((8, 0), (64, 1000), (8, 5), (64, 1000), (9, 0)):
-            assert tried(rows, workspace, ground) == 1
+            assert tried(rows, workspace, memory) == 1
     assert device.allocations - before == 2
     assert len(device.live) == lived
     for addresses in seen:

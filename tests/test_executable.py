@@ -13,7 +13,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn import compiler
-from graphdnn.executable import Once
+from graphdnn.executable import LazyReport
 
 
 def graph() -> gd.Graph:
@@ -54,7 +54,7 @@ def test_threads_get_one_report() -> None:
         calls.append(1)
         return report.model_copy()
 
-    once = Once(write)
+    once = LazyReport(write)
 
     def read(_: int) -> gd.CompileReport:
         barrier.wait()
@@ -74,7 +74,7 @@ def test_a_report_that_could_not_be_written_is_tried_again() -> None:
             raise answer
         return answer
 
-    once = Once(write)
+    once = LazyReport(write)
     with pytest.raises(ValueError, match="no"):
         once()
     assert once().graph == "small"

@@ -135,7 +135,7 @@ class Finding:
     outputs: tuple[Array, ...]
 
 
-class Referee:
+class Checker:
     """Judges the results of one region's plans on one draw of inputs."""
 
     def __init__(self, region: Region, inputs: Sequence[Array], policy: Policy, rng: np.random.Generator) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.answers import is_of_the_moment
-from graphdnn.engines.contest import TRUST
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support
-from graphdnn.engines.pool import Pool
-from graphdnn.engines.trial import Built, Ground, Limits, Plan, Tried, built, ran, refusal_of, within_limits
+from graphdnn.engines.race import TRUST
+from graphdnn.engines.thread_pool import ThreadPool
+from graphdnn.engines.trial import Built, Limits, Plan, TrialMemory, Tried, built, ran, refusal_of, within_limits
 from graphdnn.engines.tune import Job, Outcome, Tuner, floor_us
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
@@ -61,7 +61,7 @@ Decided = Callable[[Region], Decision | None]
 
 
 @dataclass
-class Desk:
+class Selector:
     """Asks every engine once about every region and remembers the answers and the plans, by structure.
 
     `tuner` times plans where the user asked for it; `threads` build plans at once.  What was `decided` comes first.
@@ -302,11 +302,11 @@ class Desk:
         done: dict[tuple[str, str], Chosen | Refused] = {}
         by_name = {e.name: e for e in self.engines}
         attempts = {place: Attempt(by_name[place[0]], region, device, self) for place, region in fresh.items()}
-        with closing(Pool(min(self.threads, len(attempts)))) as pool:
+        with closing(ThreadPool(min(self.threads, len(attempts)))) as pool:
             firsts = pool.all([a.advance for a in attempts.values()])
-        with Ground(device) as ground:
+        with TrialMemory(device) as memory:
             for (place, attempt), first in zip(attempts.items(), firsts, strict=True):
-                found = done[place] = attempt.settle(first, ground)
+                found = done[place] = attempt.settle(first, memory)
                 self._plans.setdefault(place, {})[self.limits.scratch] = found
                 if isinstance(found, Refused):
                     self._answers[place[1]][place[0]] = found.decline
@@ -317,15 +317,15 @@ class Desk:
 class Attempt:
     """The way to an engine's plan for one region: one that was decided or timed, then its own candidates in order."""
 
-    def __init__(self, engine: Engine, region: Region, device: Device, desk: Desk) -> None:
+    def __init__(self, engine: Engine, region: Region, device: Device, selector: Selector) -> None:
         self._engine = engine
         self._region = region
         self._device = device
-        self._desk = desk
+        self._selector = selector
         self._tried: list[Tried] = []
         self._rest: list[Candidate] | None = None
         self._refusal: Decline | None = None
-        outcome = desk.outcome(region)
+        outcome = selector.outcome(region)
         self._timed = outcome.best.get(engine.name) if outcome else None
         self._ready = outcome.plans.get(engine.name) if outcome else None
         self._name = self._timed.candidate.name if self._timed else self._decided()
@@ -333,7 +333,7 @@ class Attempt:
             self._tried = [t for t in outcome.tried.get(engine.name, ()) if t.verdict in ("failed", "wrong")]
 
     def _decided(self) -> str | None:
-        decision = self._desk.decided(self._region)
+        decision = self._selector.decided(self._region)
         return decision.plan if decision is not None and decision.engine == self._engine.name else None
 
     def advance(self) -> Built | None:
@@ -341,7 +341,7 @@ class Attempt:
         if self._ready is not None:
             return self._ready
         while (candidate := self._next()) is not None:
-            one = built(self._engine, candidate, self._device, self._desk.limits, self._desk.prober)
+            one = built(self._engine, candidate, self._device, self._selector.limits, self._selector.prober)
             if isinstance(one, Built):
                 return one
             self._tried.append(one)
@@ -352,21 +352,21 @@ class Attempt:
         with self._device:
             if self._name is not None:
                 name, self._name = self._name, None
-                found = self._engine.named(self._region, name, self._device, self._desk.allowed)
+                found = self._engine.named(self._region, name, self._device, self._selector.allowed)
                 if isinstance(found, Candidate):
                     return found
             if self._rest is None:
-                proposed = self._engine.candidates(self._region, self._device, self._desk.allowed)
+                proposed = self._engine.candidates(self._region, self._device, self._selector.allowed)
                 self._refusal = proposed if isinstance(proposed, Decline) else None
                 names = {t.candidate.name for t in self._tried}
                 self._rest = [] if isinstance(proposed, Decline) else [c for c in proposed if c.name not in names]
         return self._rest.pop(0) if self._rest else None
 
-    def settle(self, first: Built | None, ground: Ground) -> Chosen | Refused:
+    def settle(self, first: Built | None, memory: TrialMemory) -> Chosen | Refused:
         """The first plan that also runs, or why there is none."""
         one = first
         while one is not None:
-            done = one if one is self._ready else ran(one, ground)
+            done = one if one is self._ready else ran(one, memory)
             if isinstance(done, Built):
                 return self._chosen(done)
             self._tried.append(done)
@@ -374,10 +374,10 @@ class Attempt:
         if self._refusal is not None and not self._tried:
             return Refused(self._refusal)
         tried = tuple(self._tried)
-        return Refused(refusal_of(self._engine.name, tried, self._desk.limits), tried)
+        return Refused(refusal_of(self._engine.name, tried, self._selector.limits), tried)
 
     def _chosen(self, one: Built) -> Chosen:
-        engine, outcome = self._engine.name, self._desk.outcome(self._region)
+        engine, outcome = self._engine.name, self._selector.outcome(self._region)
         if outcome is not None and self._timed is not None and self._timed.candidate.name == one.candidate.name:
             tried = tuple(beside(t, self._timed, one) for t in outcome.tried[engine])
             return Chosen(engine, one.candidate, one.plan, one.kernels, tried, self._timed.measured_us)

@@ -193,7 +193,7 @@ def as_built(candidate: Candidate, plan: Plan) -> Candidate:
     return candidate if isinstance(plan, HostPlan) else replace(candidate, workspace_bytes=plan.workspace_bytes)
 
 
-class Ground:
+class TrialMemory:
     """Device memory that plans run on for the first time, one after the other, in a context.
 
     One piece of it, as large as the largest plan so far needs: asking for memory anew for each tensor of each plan
@@ -228,15 +228,15 @@ class Ground:
             self._piece = None
 
 
-def ran(one: Built, ground: Ground) -> Built | Tried:
+def ran(one: Built, memory: TrialMemory) -> Built | Tried:
     """The same plan after its first run, or the failure.  Raises ContextLostError."""
     candidate = one.candidate
     announce(candidate)
-    kernels = trial(one.plan, candidate, ground)
+    kernels = trial(one.plan, candidate, memory)
     return failed(candidate, kernels) if isinstance(kernels, Decline) else replace(one, kernels=kernels)
 
 
-def trial(plan: Plan, candidate: Candidate, ground: Ground) -> int | Decline:
+def trial(plan: Plan, candidate: Candidate, memory: TrialMemory) -> int | Decline:
     """Runs a device plan once on scratch memory, so that lazy loading and first-run failures happen here.
 
     The memory is zero: lengths and indices in it must not lead outside.  Gives the kernels that one run launches, read
@@ -244,11 +244,11 @@ def trial(plan: Plan, candidate: Candidate, ground: Ground) -> int | Decline:
     """
     if isinstance(plan, HostPlan):
         return 1
-    region, device = candidate.region, ground.device
+    region, device = candidate.region, memory.device
     sizes = [v.type.span_bytes for v in (*region.inputs, *region.outputs)]
     try:
         with device:
-            *addresses, workspace = ground.addresses((*sizes, plan.workspace_bytes))
+            *addresses, workspace = memory.addresses((*sizes, plan.workspace_bytes))
             if workspace > addresses[0]:
                 device.fill(addresses[0], 0, workspace - addresses[0], device.stream)
             plan.enqueue(addresses, device.stream, workspace)

@@ -18,12 +18,12 @@ import numpy as np
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.budget import Budget
-from graphdnn.engines.check import Referee, inputs_for
-from graphdnn.engines.contest import TRUST, Contest, Queue
+from graphdnn.engines.check import Checker, inputs_for
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support, Timer
 from graphdnn.engines.cost import Efficiency, roofline_us
-from graphdnn.engines.pool import LOOK_S, Lazy, Pool, is_done
-from graphdnn.engines.remember import Found, Memory
+from graphdnn.engines.race import TRUST, Queue, Race
+from graphdnn.engines.records import Found, TuningRecords
+from graphdnn.engines.thread_pool import LOOK_S, Lazy, ThreadPool, is_done
 from graphdnn.engines.trial import Built, Limits, Tried, built, failed, refusal_of
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
@@ -73,7 +73,7 @@ class Progress:
     left_s: float | None
 
 
-class Workshop(Protocol):
+class ProcessPool(Protocol):
     """Builds plans elsewhere, for engines that take turns in this process."""
 
     def takes(self, engine: str) -> bool:
@@ -146,7 +146,7 @@ def floor_us(region: Region, target: Target, precision: str) -> float:
 
 class Tuner:
     """Times plans on one device within a budget.  Use it as a context: threads and Ctrl-C are set up there, and what is
-    built for it, here and in the workshop, ends there.
+    built for it, here and in other processes, ends there.
 
     When the budget is spent, threads end the builds that they are at, and one plan of a region that was begun is timed.
     """
@@ -158,10 +158,10 @@ class Tuner:
         limits: Limits,
         timer: Timer,
         budget: Budget,
-        memory: Memory,
+        records: TuningRecords,
         *,
         prober: Prober | None = None,
-        workshop: Workshop | None = None,
+        processes: ProcessPool | None = None,
         watcher: Watcher | None = None,
         threads: int = 1,
         seed: int = 0,
@@ -172,14 +172,14 @@ class Tuner:
         self._policy = policy
         self._limits = limits
         self._timer = timer
-        self._memory = memory
+        self._records = records
         self._prober = prober
-        self._workshop = workshop
+        self._processes = processes
         self._is_closed = False
         self._orders: dict[tuple[str, str, str], Future[Decline | None]] = {}
-        self._doubtful = Pool(min(threads, PROBING), budget.is_over)
+        self._doubtful = ThreadPool(min(threads, PROBING), budget.is_over)
         self._watcher = watcher
-        self._pool = Pool(threads, budget.is_over)
+        self._pool = ThreadPool(threads, budget.is_over)
         self._seed = seed
 
     def __enter__(self) -> Tuner:
@@ -192,8 +192,8 @@ class Tuner:
         with ExitStack() as closing:  # the last one first, and all of them whatever one raises
             closing.callback(self._doubtful.close)
             closing.callback(self._pool.close)
-            if self._workshop is not None:  # before the threads that wait for it
-                closing.callback(self._workshop.close)
+            if self._processes is not None:  # before the threads that wait for it
+                closing.callback(self._processes.close)
 
     def tune(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What was found of each job's region, in their order; those that the budget did not reach are noted so.
@@ -219,7 +219,7 @@ class Tuner:
         return [o for o in outcomes if o is not None]
 
     def _recalled(self, job: Job) -> Outcome | None:
-        found = self._memory.recall(job.region, [e.name for e, _ in job.engines])
+        found = self._records.recall(job.region, [e.name for e, _ in job.engines])
         if found is None:
             return None
         self.recalled += 1
@@ -249,17 +249,17 @@ class Tuner:
     def _order(self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]]) -> None:
         """Has plans built elsewhere, in the order in which they will be needed; not where they are so few that to begin
         with it takes longer."""
-        if self._workshop is None:
+        if self._processes is None:
             return
         wanted: list[Candidate] = []
         for job, row in zip(jobs, proposed, strict=True):
             for engine in (e.name for e, _ in job.engines if e.name not in hopeless(job)):
                 plans = row.get(engine, ())
-                if self._workshop.takes(engine) and not isinstance(plans, Decline):
+                if self._processes.takes(engine) and not isinstance(plans, Decline):
                     wanted += [c for c in plans[: cut(plans, self._limits)] if c.is_known and not self._limits.bars(c)]
         if self._orders or len(wanted) >= WORTH:
             for c in wanted:
-                self._orders[c.engine, c.region.key, c.name] = self._workshop.order(c.region, c.engine, c.name)
+                self._orders[c.engine, c.region.key, c.name] = self._processes.order(c.region, c.engine, c.name)
 
     def _built(self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]]) -> list[dict[str, Queue]]:
         """The engines' plans for each job, built.
@@ -329,28 +329,28 @@ class Tuner:
         self.timed += 1
         try:
             floor = floor_us(region, self._device.target, self._policy.precision)
-            referee = Referee(region, inputs, self._policy, rng)
-            contest = Contest(bench, referee, self.budget, self._device, floor)
+            checker = Checker(region, inputs, self._policy, rng)
+            race = Race(bench, checker, self.budget, self._device, floor)
             for engine, support in job.engines:
                 if engine.name in queues:
-                    contest.run(queues[engine.name], engine.name, support, show)
-            contest.is_complete &= len(queues) == len(job.engines)
-            tried, plans, refused = contest.finish()
+                    race.run(queues[engine.name], engine.name, support, show)
+            race.is_complete &= len(queues) == len(job.engines)
+            tried, plans, refused = race.finish()
         finally:
             bench.close()
         outcome = judged(tried, plans, self._limits)
         outcome.refused.update(refused)
-        if contest.lacking and not contest.is_timed:
-            outcome.note = f"not timed: {contest.lacking}"
-        elif not contest.is_compared:
+        if race.lacking and not race.is_timed:
+            outcome.note = f"not timed: {race.lacking}"
+        elif not race.is_compared:
             outcome.note = "numbers were not compared: too large for the definition, and one engine alone takes it"
-        if not contest.is_complete:
+        if not race.is_complete:
             outcome.note = self.budget.ending
-        elif not contest.is_repeatable:
+        elif not race.is_repeatable:
             outcome.note = "; ".join(filter(None, (outcome.note, PASSING)))
         else:
             by_engine = {e.name: tried.get(e.name, ()) for e, _ in job.engines}
-            self._memory.keep(region, Found(by_engine, refused, outcome.note))
+            self._records.keep(region, Found(by_engine, refused, outcome.note))
         return outcome
 
 

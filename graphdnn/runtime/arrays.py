@@ -18,7 +18,7 @@ UNORDERED = -1
 """The stream by which a DLPack consumer says that it takes care of the order itself."""
 
 
-class Order:
+class StreamOrder:
     """The place in stream order up to which one context's work has been put: who uses its results waits for that.
 
     The last stream is remembered, and an event recorded on it when somebody asks.  A stream given as a bare number may
@@ -98,7 +98,7 @@ class DeviceArray:
 
     __slots__ = ("__weakref__", "_address", "_device", "_memory", "_order", "_type")
 
-    def __init__(self, type: TensorType, memory: Lease | Memory, order: Order, device: CudaDevice) -> None:
+    def __init__(self, type: TensorType, memory: Lease | Memory, order: StreamOrder, device: CudaDevice) -> None:
         self._type = type
         self._address = memory.memory.handle if isinstance(memory, Lease) else memory.handle
         self._memory = memory

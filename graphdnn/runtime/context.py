@@ -11,14 +11,14 @@ from graphdnn.engines.contract import DevicePlan
 from graphdnn.errors import ContextLostError, ExecutionError
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.types import TensorType
-from graphdnn.runtime.arrays import DeviceArray, Order, empty
+from graphdnn.runtime.arrays import DeviceArray, StreamOrder, empty
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.closed import Closed, Lock, check_open
 from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
 from graphdnn.runtime.glance import Glance
 from graphdnn.runtime.loaded import LoadedGraph, laid_out
-from graphdnn.runtime.pool import Pool
+from graphdnn.runtime.pool import OutputPool
 from graphdnn.runtime.reading import Source, read_checked, read_inputs
 from graphdnn.runtime.schedule import Place
 from graphdnn.runtime.transfer import Command, Inlet, Outlet, reads_in_place
@@ -36,11 +36,11 @@ class DeviceContext:
         self.device = loaded.device
         self.lock: Lock = threading.RLock()
         renew_in_children(self)
-        self.order = Order(loaded.device)
+        self.order = StreamOrder(loaded.device)
         self._arena: Memory | None = None
         self._inlets: dict[str, Inlet] = {}
         self._outlets: dict[str, Outlet] = {}
-        self._pools = [(n, t, Pool(self.device, t.span_bytes)) for n, t in loaded.types.items()]
+        self._pools = [(n, t, OutputPool(self.device, t.span_bytes)) for n, t in loaded.types.items()]
         self._glances = {n: Glance(v.type, self.device.ordinal) for n, v in loaded.graph.inputs.items()}
         self._graphs: OrderedDict[tuple[int, ...], CapturedGraph | None] = OrderedDict()
         self._kept: list[object] = []

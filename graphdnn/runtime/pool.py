@@ -40,7 +40,7 @@ class Lease:
             self._spare.append(self.memory)
 
 
-class Pool:
+class OutputPool:
     """Blocks of `nbytes`.  One thread at a time lends; blocks come back from any."""
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile, converter, resolve
 from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Desk
+from graphdnn.engines.choose import Chosen, Selector
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.engines.manifest import engines_for
-from graphdnn.engines.trial import Ground, Limits, as_built, enabling, trial
+from graphdnn.engines.trial import Limits, TrialMemory, as_built, enabling, trial
 from graphdnn.errors import CompileError, SavedFileError
-from graphdnn.executable import Decided, Executable, Once, Pick
+from graphdnn.executable import Decided, Executable, LazyReport, Pick
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
@@ -195,9 +195,9 @@ def interface(graph: Graph, what: str) -> dict[str, tuple[object, ...]]:
 def restore(file: File, machine: Target, device: Device, options: CompileOptions) -> Executable | Decline:
     """The executable with the plans of the file, or why one of them cannot be restored here."""
     engines = engines_for(machine.kind, options.disabled_engines)
-    desk = Desk(engines, machine, options.policy(), limits=Limits(disabled=options.disabled_plans))
+    selector = Selector(engines, machine, options.policy(), limits=Limits(disabled=options.disabled_plans))
     regions, numbers = file.regions(), [step.plan for step in file.manifest.steps]
-    plans = restored_plans(file, regions, first_regions(file, regions, numbers), desk, device)
+    plans = restored_plans(file, regions, first_regions(file, regions, numbers), selector, device)
     if isinstance(plans, Decline):
         return plans
     chosen = {region: plans[number] for region, number in zip(regions, numbers, strict=True)}
@@ -207,13 +207,13 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
     except CompileError as error:
         raise SavedFileError(f"{file.who}: {error}") from None
     try:
-        program = Program(file.prepared, placed, device, converter(desk, device))
+        program = Program(file.prepared, placed, device, converter(selector, device))
     except MemoryError:
         raise SavedFileError(f"{file.who}: its states need more memory than there is") from None
     picks = tuple(Pick(s.region, chosen[s.region].engine, chosen[s.region]) for s in placed.steps)
     decided = Decided(file.prepared, picks, machine, options, tuple(file.manifest.left_out))
     report = file.report  # and not the file, which holds all of its sections
-    return Executable(file.graph, Once(lambda: report), program, decided)
+    return Executable(file.graph, LazyReport(lambda: report), program, decided)
 
 
 def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
@@ -230,13 +230,13 @@ def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int])
 
 
 def restored_plans(
-    file: File, regions: Sequence[Region], firsts: Sequence[Region], desk: Desk, device: Device
+    file: File, regions: Sequence[Region], firsts: Sequence[Region], selector: Selector, device: Device
 ) -> list[Chosen] | Decline:
     """The plans in the manifest's order, each run once on scratch memory, or why one of them does not come back.
 
     `firsts` are regions that they run, one each.
     """
-    engines = {engine.name: engine for engine in desk.engines}
+    engines = {engine.name: engine for engine in selector.engines}
     candidates = [
         Candidate(m.engine, region, m.name, m.workspace_bytes, m.precision, m.deterministic, tuple(m.notes))
         for m, region in zip(file.manifest.plans, firsts, strict=True)
@@ -254,9 +254,9 @@ def restored_plans(
         plans = pool.map(again, candidates, contents)
         file.read_rest(regions)  # while the libraries load the plans
     found = []
-    with Ground(device) as ground:
+    with TrialMemory(device) as memory:
         for candidate, plan, model in zip(candidates, plans, file.manifest.plans, strict=True):
-            chosen = tried(candidate, plan, model.kernels, desk, ground)
+            chosen = tried(candidate, plan, model.kernels, selector, memory)
             if isinstance(chosen, Decline):
                 who = f"plan {candidate.name!r} of {candidate.engine}"
                 return replace(chosen, reason=f"{who} was not restored ({chosen})")
@@ -265,16 +265,16 @@ def restored_plans(
 
 
 def tried(
-    candidate: Candidate, plan: DevicePlan | HostPlan | Decline, kernels: int, desk: Desk, ground: Ground
+    candidate: Candidate, plan: DevicePlan | HostPlan | Decline, kernels: int, selector: Selector, memory: TrialMemory
 ) -> Chosen | Decline:
     """A restored plan that ran once, so that nothing of it is loaded later inside a capture."""
     if isinstance(plan, Decline):
         return plan
     actual = as_built(candidate, plan)
-    excluded = desk.limits.bars(actual)
+    excluded = selector.limits.bars(actual)
     if excluded:
-        return Decline(Code.OPTION, excluded, enabling([actual], desk.limits))
-    launched = trial(plan, actual, ground)
+        return Decline(Code.OPTION, excluded, enabling([actual], selector.limits))
+    launched = trial(plan, actual, memory)
     if isinstance(launched, Decline):
         return launched
     return Chosen(candidate.engine, actual, plan, kernels, ())

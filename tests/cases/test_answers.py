@@ -9,7 +9,7 @@ from cuda.bindings import nvrtc
 import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.engines import manifest
-from graphdnn.engines.choose import Desk
+from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.nvrtc import compile as nvrtc_compile
 from graphdnn.passes.select import Cover
@@ -67,8 +67,8 @@ def without_nvrtc(monkeypatch: pytest.MonkeyPatch):
 
 def covered(graph: gd.Graph, *engines: str) -> Cover:
     """The cover on a present H200 by these engines."""
-    desk = Desk([manifest.load_engine(e) for e in engines], PRESENT, Policy())
-    return planned(Problem(graph, desk, None, gd.CompileOptions())).cover
+    selector = Selector([manifest.load_engine(e) for e in engines], PRESENT, Policy())
+    return planned(Problem(graph, selector, None, gd.CompileOptions())).cover
 
 
 def softmax() -> gd.Graph:
@@ -88,12 +88,12 @@ def test_a3_a_missing_library_is_named_with_its_package_where_nothing_else_takes
 
 @pytest.mark.usefixtures("without_nvrtc")
 def test_a3_a_missing_library_only_declines_its_engine_where_another_takes_the_work() -> None:
-    desk = Desk([manifest.load_engine("nvrtc")], PRESENT, Policy())
+    selector = Selector([manifest.load_engine("nvrtc")], PRESENT, Policy())
     g = gd.GraphBuilder("product")
     graph = g.build({"y": g.matmul(g.input("a", (16, 24), gd.float16), g.input("b", (24, 8), gd.float16))})
     cover = covered(graph, "cudnn", "nvrtc")
     assert [o.payload for o in cover.picks] == ["cudnn"]
-    answer = desk.answers(cover.picks[0].region)["nvrtc"]
+    answer = selector.answers(cover.picks[0].region)["nvrtc"]
     assert isinstance(answer, Decline)
     assert answer.code is Code.SETUP
     assert answer.fix is not None

@@ -7,7 +7,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.engines import check
-from graphdnn.engines.check import Referee, difference, index_roles, inputs_for
+from graphdnn.engines.check import Checker, difference, index_roles, inputs_for
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.definition import definition
 from graphdnn.engines.reference import ReferencePlan
@@ -24,9 +24,9 @@ def whole(graph: gd.Graph) -> Region:
 def verdicts(region: Region, rng: np.random.Generator, **results: list[Array]) -> dict[str, str]:
     """Reasons by name, each name being a voice; the part behind "__" tells plans of one engine apart."""
     inputs = inputs_for(region, np.random.default_rng(0))
-    referee = Referee(region, inputs, Policy(), rng)
-    findings = [referee.finding(name.split("__")[0], "", arrays) for name, arrays in results.items()]
-    return dict(zip(results, referee.judge(findings), strict=True))
+    checker = Checker(region, inputs, Policy(), rng)
+    findings = [checker.finding(name.split("__")[0], "", arrays) for name, arrays in results.items()]
+    return dict(zip(results, checker.judge(findings), strict=True))
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
@@ -39,14 +39,14 @@ def test_results_rounded_at_each_node_are_right_and_lost_ones_are_not(sample: Sa
     for value, array in zip(region.inputs, inputs, strict=True):
         assert (array.shape, array.dtype) == (value.type.shape, value.type.dtype.numpy)
         assert array.strides == tuple(s * array.itemsize for s in value.type.layout) or array.size < 2
-    referee = Referee(region, inputs, Policy(), rng)
+    checker = Checker(region, inputs, Policy(), rng)
     found = ReferencePlan(region).run(inputs)
-    assert referee.judge([referee.finding("cpu", "", found)]) == [""]
+    assert checker.judge([checker.finding("cpu", "", found)]) == [""]
     lost = [np.full_like(a, np.nan) if v.type.dtype.is_float else a for a, v in zip(found, region.outputs, strict=True)]
     if any(
         v.type.dtype.is_float and np.isfinite(a.astype(float)).any() for a, v in zip(found, region.outputs, strict=True)
     ):
-        assert "not a number" in referee.judge([referee.finding("cpu", "", lost)])[0]
+        assert "not a number" in checker.judge([checker.finding("cpu", "", lost)])[0]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_tf32_is_wrong_where_float32_is_asked_for(rng: np.random.Generator) -> N
     for policy, precision, is_right in (
         (Policy(), "float32", False), (Policy("tf32"), "tf32", True), (Policy("reduced"), "tf32", True)
     ):  # fmt: skip
-        referee = Referee(region, inputs, policy, rng)
-        assert (not referee.judge([referee.finding("v", precision, found)])[0]) is is_right
+        checker = Checker(region, inputs, policy, rng)
+        assert (not checker.judge([checker.finding("v", precision, found)])[0]) is is_right
 
 
 class TestLarge:
@@ -145,13 +145,13 @@ class TestLarge:
         exact = [a.astype(np.float32) for a in definition(region, inputs)]
         cut = [(a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for a in inputs]
         rounded = [a.astype(np.float32) for a in definition(region, cut)]
-        referee = Referee(region, inputs, Policy("tf32"), rng)
-        found = [referee.finding(voice, "tf32", rounded) for voice in ("one", "two")]
-        found += [referee.finding("three", "float32", a) for a in (exact, [2 * a for a in exact])]
-        assert [bool(reason) for reason in referee.judge(found)] == [False, False, False, True]
+        checker = Checker(region, inputs, Policy("tf32"), rng)
+        found = [checker.finding(voice, "tf32", rounded) for voice in ("one", "two")]
+        found += [checker.finding("three", "float32", a) for a in (exact, [2 * a for a in exact])]
+        assert [bool(reason) for reason in checker.judge(found)] == [False, False, False, True]
         # Among exact plans, the same difference is a fault.
-        found = [referee.finding(v, "float32", a) for v, a in (("one", exact), ("two", exact), ("three", rounded))]
-        assert [bool(reason) for reason in referee.judge(found)] == [False, False, True]
+        found = [checker.finding(v, "float32", a) for v, a in (("one", exact), ("two", exact), ("three", rounded))]
+        assert [bool(reason) for reason in checker.judge(found)] == [False, False, True]
 
     def test_a_tie_is_settled_by_the_definition(self, rng: np.random.Generator) -> None:
         region = product()
@@ -216,8 +216,8 @@ def test_a_sum_that_is_zero_by_chance_is_measured_against_its_terms(rng: np.rand
     x = g.input("x", (1 << 16,), gd.float32)
     region = whole(g.build({"y": g.reduce_sum(x, axes=0)}))
     inputs = [np.where(np.arange(1 << 16) % 2, 1, -1).astype(np.float32)]
-    referee = Referee(region, inputs, Policy(), rng)
-    reasons = referee.judge([referee.finding("v", "", [np.asarray(np.float32(e))]) for e in (0.01, 60.0)])
+    checker = Checker(region, inputs, Policy(), rng)
+    reasons = checker.judge([checker.finding("v", "", [np.asarray(np.float32(e))]) for e in (0.01, 60.0)])
     assert (reasons[0], bool(reasons[1])) == ("", True)
 
 

@@ -13,7 +13,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.compiler import compile_for
-from graphdnn.engines.choose import Chosen, Decision, Desk, Refused
+from graphdnn.engines.choose import Chosen, Decision, Refused, Selector
 from graphdnn.engines.contract import Candidate, Device, Policy
 from graphdnn.ir.region import Region
 from graphdnn.passes.select import Offer
@@ -186,17 +186,17 @@ def regions_of(graph: gd.Graph) -> list[Region]:
 class TestThreads:
     GRAPH = chain("softmax", "layer_norm", "rms_norm", "softmax", "relu", "silu")
 
-    def desk(self, engine: Scripted, threads: int = 8) -> Desk:
-        desk = Desk([engine], Target.cpu(), Policy(), threads=threads)
+    def selector(self, engine: Scripted, threads: int = 8) -> Selector:
+        selector = Selector([engine], Target.cpu(), Policy(), threads=threads)
         for region in regions_of(self.GRAPH):
-            desk.answers(region)
-        return desk
+            selector.answers(region)
+        return selector
 
     def test_plans_of_several_regions_are_built_at_once_and_equal_ones_once(self) -> None:
         Slow.most = 0
         engine = Slow("one", {"bad": Act(fails="build"), "good": Act()}, Clock())
         wanted = [("one", r) for r in regions_of(self.GRAPH)]
-        found = self.desk(engine).plan_all(wanted, HostDevice())
+        found = self.selector(engine).plan_all(wanted, HostDevice())
         assert all(isinstance(f, Chosen) and f.candidate.name == "good" for f in found)
         assert [f.candidate.region.pattern for f in found if isinstance(f, Chosen)] == [
             "softmax", "layer_norm", "rms_norm", "softmax", "relu", "silu"
@@ -210,7 +210,7 @@ class TestThreads:
         wanted = [("one", r) for r in regions_of(self.GRAPH)]
         said = []
         for threads in (1, 8):
-            found = self.desk(Slow("one", acts, Clock()), threads).plan_all(wanted, HostDevice())
+            found = self.selector(Slow("one", acts, Clock()), threads).plan_all(wanted, HostDevice())
             said.append([[(t.candidate.name, t.verdict, t.reason) for t in f.tried] for f in found])
         assert said[0] == said[1]
 
@@ -222,7 +222,7 @@ class TestThreads:
                 return super().build(candidate, device)
 
         with pytest.raises(RuntimeError, match="a bug") as caught:
-            self.desk(Partial("one", {"a": Act()}, Clock())).plan_all(
+            self.selector(Partial("one", {"a": Act()}, Clock())).plan_all(
                 [("one", r) for r in regions_of(self.GRAPH)], HostDevice()
             )
         assert caught.value.__notes__ == ["while one built a for rms_norm"]
@@ -232,11 +232,11 @@ class TestThreads:
             def candidates(self, region: Region, device: Device, policy: Policy) -> Any:
                 return [] if region.pattern == "silu" else super().candidates(region, device, policy)
 
-        desk = self.desk(Choosy("one", {"a": Act()}, Clock()))
-        *good, bad = desk.plan_all([("one", r) for r in regions_of(self.GRAPH)], HostDevice())
+        selector = self.selector(Choosy("one", {"a": Act()}, Clock()))
+        *good, bad = selector.plan_all([("one", r) for r in regions_of(self.GRAPH)], HostDevice())
         assert isinstance(bad, Refused)
         assert all(isinstance(f, Chosen) for f in good)
-        declined = [r.pattern for r in regions_of(self.GRAPH) if isinstance(desk.answers(r)["one"], Decline)]
+        declined = [r.pattern for r in regions_of(self.GRAPH) if isinstance(selector.answers(r)["one"], Decline)]
         assert declined == ["silu"]
 
 

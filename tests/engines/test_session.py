@@ -14,31 +14,31 @@ from graphdnn import compiler, session
 from graphdnn.answer import Decline
 from graphdnn.engines import tune
 from graphdnn.engines.budget import Budget
-from graphdnn.engines.choose import Desk
-from graphdnn.engines.pool import Pool
+from graphdnn.engines.choose import Selector
+from graphdnn.engines.thread_pool import ThreadPool
 from graphdnn.ir.region import Region
 from tests.engines.compiled import compiled, double
 from tests.engines.scripted import Act, Clock, Scripted
 
 
 @pytest.fixture
-def desks(monkeypatch: pytest.MonkeyPatch) -> list[Desk]:
+def desks(monkeypatch: pytest.MonkeyPatch) -> list[Selector]:
     """The desks of all compilations, which build in eight threads."""
-    made: list[Desk] = []
+    made: list[Selector] = []
 
-    def make(*given: Any, **named: Any) -> Desk:
-        made.append(Desk(*given, **{**named, "threads": 8}))
+    def make(*given: Any, **named: Any) -> Selector:
+        made.append(Selector(*given, **{**named, "threads": 8}))
         return made[-1]
 
-    monkeypatch.setattr(compiler, "Desk", make)
+    monkeypatch.setattr(compiler, "Selector", make)
     return made
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_closed_session_leaves_no_tuner_behind(
-    fails: bool, desks: list[Desk], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    fails: bool, desks: list[Selector], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks the desk later would have plans timed by what is closed, beyond any budget."""
+    """Whoever asks the selector later would have plans timed by what is closed, beyond any budget."""
 
     class Closing(session.Tuner):
         def __exit__(self, *error: object) -> None:
@@ -53,11 +53,11 @@ def test_a_closed_session_leaves_no_tuner_behind(
             compiled(double())
     else:
         assert compiled(double()).report.regions[0].plan == "b"
-    assert [desk.tuner for desk in desks] == [None]
+    assert [selector.tuner for selector in desks] == [None]
 
 
 class Slow:
-    """A workshop whose orders are begun at once and never come to an end, but by closing it."""
+    """Processes whose orders are begun at once and never come to an end, but by closing it."""
 
     def __init__(self, *_: object) -> None:
         self.orders: list[Future[Decline | None]] = []
@@ -78,60 +78,60 @@ class Slow:
 
 
 def test_nobody_waits_for_orders_that_will_not_be_built(
-    desks: list[Desk], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    desks: list[Selector], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compilation ends while all its threads wait for a child: they neither wait on nor build here."""
-    workshop = Slow()
-    monkeypatch.setattr(session, "Workshop", lambda *_: workshop)
+    processes = Slow()
+    monkeypatch.setattr(session, "ProcessPool", lambda *_: processes)
     monkeypatch.setattr(tune, "WORTH", 1)
-    threading.Timer(5.0, lambda: workshop.closed or workshop.close()).start()  # what waits must not wait for ever
+    threading.Timer(5.0, lambda: processes.closed or processes.close()).start()  # what waits must not wait for ever
 
-    settle = Pool.settle
+    settle = ThreadPool.settle
 
-    def interrupt(self: Pool, futures: Sequence[Future[Any]]) -> None:
-        if workshop.orders:
+    def interrupt(self: ThreadPool, futures: Sequence[Future[Any]]) -> None:
+        if processes.orders:
             raise KeyboardInterrupt
         settle(self, futures)  # what the engines propose
 
-    monkeypatch.setattr(Pool, "settle", interrupt)
+    monkeypatch.setattr(ThreadPool, "settle", interrupt)
     engine = Scripted("one", {"a": Act(30), "b": Act(12)}, clock)
     with_engines(engine)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         compiled(double())
     assert time.monotonic() - begun < 4
-    assert (workshop.closed, len(workshop.orders), engine.built) == (1, 2, [])
+    assert (processes.closed, len(processes.orders), engine.built) == (1, 2, [])
 
 
 def test_a_budget_waits_for_no_child(
-    desks: list[Desk], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    desks: list[Selector], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All threads wait for a child that never comes to an end when the budget is spent."""
-    workshop = Slow()
-    monkeypatch.setattr(session, "Workshop", lambda *_: workshop)
+    processes = Slow()
+    monkeypatch.setattr(session, "ProcessPool", lambda *_: processes)
     monkeypatch.setattr(session, "Budget", Budget)
     monkeypatch.setattr(tune, "WORTH", 1)
-    threading.Timer(5.0, lambda: workshop.closed or workshop.close()).start()
+    threading.Timer(5.0, lambda: processes.closed or processes.close()).start()
     engine = Scripted("one", {"a": Act(30), "b": Act(12)}, clock)
     with_engines(engine)
     begun = time.monotonic()
     report = compiled(double(), tuning_budget_s=0.3).report
     assert time.monotonic() - begun < 2
     assert (report.regions[0].plan, report.regions[0].measured_us, engine.built) == ("a", None, ["a"])
-    assert (workshop.closed, len(workshop.orders)) == (1, 2)
+    assert (processes.closed, len(processes.orders)) == (1, 2)
 
 
 def test_what_is_to_be_closed_is_closed_whatever_goes_wrong(
-    desks: list[Desk], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    desks: list[Selector], clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stuck(Slow):
         def close(self) -> None:
             raise RuntimeError("a child would not end")
 
-    closed: list[Pool] = []
-    monkeypatch.setattr(session, "Workshop", Stuck)
-    close = Pool.close
-    monkeypatch.setattr(Pool, "close", lambda self: (closed.append(self), close(self)))
+    closed: list[ThreadPool] = []
+    monkeypatch.setattr(session, "ProcessPool", Stuck)
+    close = ThreadPool.close
+    monkeypatch.setattr(ThreadPool, "close", lambda self: (closed.append(self), close(self)))
     with_engines(Scripted("one", {"a": Act(30)}, clock))
     with pytest.raises(RuntimeError, match="would not end"):
         compiled(double())

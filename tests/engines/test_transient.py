@@ -161,7 +161,7 @@ class TestWholeGraphs:
 
         monkeypatch.setattr(session, "timer_for", lambda device, memory: Narrow(clock))
         kept: list[object] = []
-        monkeypatch.setattr("graphdnn.engines.remember.Memory.keep_whole", lambda *given: kept.append(given))
+        monkeypatch.setattr("graphdnn.engines.records.TuningRecords.keep_whole", lambda *given: kept.append(given))
         with_engines(Scripted("one", {"a": Act(10)}, clock, takes=("matmul", "softmax")))
         compiled(projections(), "measure")
         assert len(kept) == (not fails)
@@ -178,7 +178,7 @@ class TestWholeGraphs:
                 return super().candidates(region, device, policy)
 
         kept: list[object] = []
-        monkeypatch.setattr("graphdnn.engines.remember.Memory.keep_whole", lambda *given: kept.append(given))
+        monkeypatch.setattr("graphdnn.engines.records.TuningRecords.keep_whole", lambda *given: kept.append(given))
         with_engines(Late("one", {"a": Act(10)}, clock, takes=("matmul", "softmax")))
         exe = compiled(projections(), "measure", tuning_budget_s=50.0)
         assert "was spent" in " ".join(exe.report.effects)

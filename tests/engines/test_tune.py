@@ -129,14 +129,14 @@ def test_many_threads_and_many_regions_give_the_choice_of_one(
     clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from graphdnn import compiler
-    from graphdnn.engines.choose import Desk
+    from graphdnn.engines.choose import Selector
 
     g = gd.GraphBuilder("many")
     outputs = {f"y{n}": g.softmax(g.input(f"x{n}", (3, n), gd.float32)) for n in range(2, 23)}
     acts = {"a": Act(30), "b": Act(12), "c": Act(fails="build"), "d": Act(1, factor=2)}
     reports = []
     for threads in (1, 8):
-        monkeypatch.setattr(compiler, "Desk", lambda *args, threads=threads, **_: Desk(*args, threads=threads))
+        monkeypatch.setattr(compiler, "Selector", lambda *args, threads=threads, **_: Selector(*args, threads=threads))
         with_engines(Scripted("one", acts, clock))
         clock.now = 0.0
         reports.append(compiled(g.build(outputs)).report)
@@ -378,7 +378,7 @@ def test_a_described_device_times_nothing_and_says_so() -> None:
 def test_unknown_plans_are_probed_before_they_are_built(
     clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graphdnn.engines.choose import Chosen, Desk
+    from graphdnn.engines.choose import Chosen, Selector
     from graphdnn.engines.contract import Policy
     from graphdnn.ir.region import Region
     from graphdnn.target import Target
@@ -392,10 +392,10 @@ def test_unknown_plans_are_probed_before_they_are_built(
 
     acts = {"b": Act(is_known=False), "c": Act(is_known=False), "a": Act()}
     engine, prober, graph = Scripted("one", acts, clock), Prober(), double()
-    desk = Desk([engine], Target.cpu(), Policy(), prober=prober)
+    selector = Selector([engine], Target.cpu(), Policy(), prober=prober)
     region = Region.of(graph, graph.nodes)
-    desk.answers(region)
-    found = desk.plan("one", region, HostDevice())
+    selector.answers(region)
+    found = selector.plan("one", region, HostDevice())
     assert isinstance(found, Chosen)
     assert (found.candidate.name, prober.asked) == ("c", (("one", "b"), ("one", "c")))
     assert [(t.candidate.name, t.verdict) for t in found.tried] == [("b", "failed"), ("c", "chosen"), ("a", "slower")]
@@ -406,7 +406,7 @@ def test_unknown_plans_are_probed_before_they_are_built(
 class TestElsewhere:
     """Plans that somebody else builds meanwhile."""
 
-    class Workshop:
+    class Processes:
         """Has begun nothing, built all, or found that plan b does harm."""
 
         def __init__(self, has_begun: bool) -> None:
@@ -430,30 +430,30 @@ class TestElsewhere:
     def test_what_does_harm_there_is_not_built_here(
         self, has_begun: bool, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        workshop = self.Workshop(has_begun)
-        monkeypatch.setattr(session, "Workshop", lambda *_: workshop)
+        processes = self.Processes(has_begun)
+        monkeypatch.setattr(session, "ProcessPool", lambda *_: processes)
         monkeypatch.setattr(tune, "WORTH", 3)
         acts = {"a": Act(30), "b": Act(5), "c": Act(12), "d": Act(1, workspace=900), "e": Act(1, is_known=False)}
         engine = Scripted("one", acts, clock)
         with_engines(engine, Scripted("other", {"o": Act(50)}, clock))
         monkeypatch.setattr(tune, "built", unprobed)
         report = compiled(double(), workspace_limit=100, disabled_plans=()).report
-        assert list(workshop.orders) == ["a", "b", "c"]
+        assert list(processes.orders) == ["a", "b", "c"]
         assert told(report, "one")["b"] == ("failed" if has_begun else "chosen")
         assert ("b" in engine.built) is not has_begun
-        assert all(order.cancelled() is not has_begun for order in workshop.orders.values())
+        assert all(order.cancelled() is not has_begun for order in processes.orders.values())
 
     def test_the_next_regions_are_built_while_others_are_timed(
         self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ordered: list[tuple[str, float]] = []
 
-        class Noting(self.Workshop):  # type: ignore[misc, name-defined]
+        class Noting(self.Processes):  # type: ignore[misc, name-defined]
             def order(self, region: Any, engine: str, plan: str) -> Future[Decline | None]:
                 ordered.append((region.pattern, clock.now))
                 return super().order(region, engine, plan)
 
-        monkeypatch.setattr(session, "Workshop", lambda *_: Noting(True))
+        monkeypatch.setattr(session, "ProcessPool", lambda *_: Noting(True))
         monkeypatch.setattr(tune, "WORTH", 1)
         monkeypatch.setattr(tune, "BATCH", 1)
         with_engines(Scripted("one", {"a": Act(30)}, clock, takes=("relu", "softmax", "tanh")))
@@ -465,11 +465,11 @@ class TestElsewhere:
         assert times[0] == times[1] == 0 < times[2] < clock.now
 
     def test_a_few_plans_are_not_worth_it(self, clock: Clock, with_engines: Any, monkeypatch: Any) -> None:
-        workshop = self.Workshop(True)
-        monkeypatch.setattr(session, "Workshop", lambda *_: workshop)
+        processes = self.Processes(True)
+        monkeypatch.setattr(session, "ProcessPool", lambda *_: processes)
         with_engines(Scripted("one", {"a": Act(30), "b": Act(5)}, clock))
         assert compiled(double()).report.regions[0].plan == "b"
-        assert not workshop.orders
+        assert not processes.orders
 
 
 def unprobed(engine: Any, candidate: Any, device: Any, limits: Any, prober: Any) -> Any:

@@ -18,7 +18,7 @@ import pytest
 import graphdnn as gd
 from graphdnn import compiler, session
 from graphdnn.engines.budget import Budget
-from graphdnn.engines.choose import Desk
+from graphdnn.engines.choose import Selector
 from graphdnn.engines.tune import Progress
 from graphdnn.progress import Line
 from graphdnn.report import CompileReport
@@ -48,7 +48,7 @@ class Slow(Scripted):
 @pytest.fixture(autouse=True)
 def eight_threads(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plans are timed by a clock that they move, and the budget by the one on the wall."""
-    monkeypatch.setattr(compiler, "Desk", lambda *given, **named: Desk(*given, **{**named, "threads": 8}))
+    monkeypatch.setattr(compiler, "Selector", lambda *given, **named: Selector(*given, **{**named, "threads": 8}))
     monkeypatch.setattr(session, "Budget", Budget)
     before = set(threading.enumerate())
     yield

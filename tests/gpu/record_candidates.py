@@ -44,7 +44,7 @@ from graphdnn.engines.contract import (
     Timing,
 )
 from graphdnn.engines.manifest import MANIFEST, engines_for
-from graphdnn.engines.remember import Memory, row_of
+from graphdnn.engines.records import TuningRecords, row_of
 from graphdnn.engines.trial import Limits, Tried, built
 from graphdnn.engines.tune import Job, Outcome, Tuner, cut
 from graphdnn.ir.region import Region
@@ -167,7 +167,7 @@ def recorded(
     answers = {e.name: e.supports(region, device.target, policy) for e in engines}
     # At an estimate of nothing no engine is ruled out by it.
     takers = [(e, replace(a, estimated_us=0.0)) for e in engines if isinstance(a := answers[e.name], Support)]
-    nothing_known = Memory(NullStore(), device.target, policy, limits)
+    nothing_known = TuningRecords(NullStore(), device.target, policy, limits)
     budget = Budget(SECONDS)
     tuner = Tuner(device, policy, limits, Unhurried(timer), budget, nothing_known, prober=prober, threads=threads)
     with tuner:

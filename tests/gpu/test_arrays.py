@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from graphdnn.ir.types import DTYPES, DType, TensorType, bfloat16, dense_strides
-from graphdnn.runtime.arrays import DeviceArray, Order, empty
+from graphdnn.runtime.arrays import DeviceArray, StreamOrder, empty
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import LEGACY_STREAM
 from graphdnn.runtime.reading import read
@@ -24,7 +24,7 @@ def made(device: CudaDevice, type: TensorType, array: np.ndarray) -> DeviceArray
     host[...] = array
     memory = device.allocate(type.span_bytes)
     device.write(memory.handle, host.ctypes.data, type.span_bytes)
-    return DeviceArray(type, memory, Order(device), device)
+    return DeviceArray(type, memory, StreamOrder(device), device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)

@@ -6,7 +6,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate
-from graphdnn.engines.trial import Ground, trial
+from graphdnn.engines.trial import TrialMemory, trial
 from graphdnn.errors import OutOfMemoryError
 from graphdnn.ir.region import Region
 from graphdnn.runtime.cache import DIRECTORY_VARIABLE
@@ -33,8 +33,8 @@ def test_the_drivers_lack_of_memory_is_an_error_of_its_own_and_passes(device: Cu
     region = Region.of(graph, graph.nodes)
     with pytest.raises(OutOfMemoryError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         device.allocate(TOO_MUCH)
-    with Ground(device) as ground:
-        answer = trial(Greedy(), Candidate("greedy", region, "all", TOO_MUCH, "float32"), ground)
+    with TrialMemory(device) as memory:
+        answer = trial(Greedy(), Candidate("greedy", region, "all", TOO_MUCH, "float32"), memory)
     assert isinstance(answer, Decline)
     assert answer.code is Code.TRANSIENT
     x = np.full((4, 5), 2.0, np.float32)

@@ -32,7 +32,7 @@ from graphdnn.ir.types import row_major
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import LEGACY_STREAM
-from graphdnn.runtime.workshop import Workshop
+from graphdnn.runtime.process_pool import ProcessPool
 from tests.engines.cudnn.layouts import whole
 from tests.engines.cudnn.regions import bias, convolution, product
 from tests.engines.cudnn.test_support import TAKEN
@@ -373,14 +373,14 @@ def test_plans_that_children_build_are_read_here(fresh: CudaDevice, builds: list
     proposed = CudnnEngine().candidates(CONV, fresh, Policy())
     assert not isinstance(proposed, Decline)
     known = [c for c in proposed if c.is_known][:8]
-    workshop = Workshop({"cudnn": MANIFEST["cudnn"]}, fresh, Policy(), count=2)
-    assert workshop.takes("cudnn")
+    processes = ProcessPool({"cudnn": MANIFEST["cudnn"]}, fresh, Policy(), count=2)
+    assert processes.takes("cudnn")
     begun = time.perf_counter()
     try:
-        orders = [workshop.order(CONV, "cudnn", c.name) for c in known]
+        orders = [processes.order(CONV, "cudnn", c.name) for c in known]
         assert [order.result(120) for order in orders] == [None] * len(known)
     finally:
-        workshop.close()
+        processes.close()
     elsewhere = time.perf_counter() - begun
     entries = [e for e in fresh.store.entries() if e.kind == PLANS]  # type: ignore[attr-defined]
     assert entries, "cuDNN writes most plans down"

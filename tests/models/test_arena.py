@@ -7,7 +7,7 @@ import pytest
 
 import graphdnn as gd
 from examples.models import bert, llama
-from graphdnn.compiler import Desk, Problem, fitted
+from graphdnn.compiler import Problem, Selector, fitted
 from graphdnn.engines.contract import MEMORY_ALIGNMENT
 from graphdnn.engines.manifest import engines_for
 from graphdnn.runtime.memory import aligned
@@ -56,8 +56,8 @@ MODELS: dict[str, Callable[[], gd.Graph]] = {
 @pytest.fixture(scope="module", params=MODELS)
 def placed(request: pytest.FixtureRequest) -> Schedule:
     graph, target, options = MODELS[request.param](), gd.Target.named("h200"), gd.CompileOptions()
-    desk = Desk(engines_for(target.kind, ()), target, options.policy())
-    return fitted(Problem(graph, desk, None, options))[1]
+    selector = Selector(engines_for(target.kind, ()), target, options.policy())
+    return fitted(Problem(graph, selector, None, options))[1]
 
 
 def test_the_arena_is_within_a_twentieth_of_the_bound(placed: Schedule) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.engines.choose import Desk
+from graphdnn.engines.choose import Selector
 from graphdnn.engines.manifest import engines_for
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.ops.linear import Conv
@@ -182,4 +182,4 @@ def test_a_residual_is_never_dearer_than_either_way(kernel: int, outputs: int, d
 
 def asking(target: gd.Target) -> Ask:
     """Prices of the engines for a described device."""
-    return Desk(engines_for(target.kind), target, gd.CompileOptions().policy()).cheapest
+    return Selector(engines_for(target.kind), target, gd.CompileOptions().policy()).cheapest

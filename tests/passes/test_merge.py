@@ -7,7 +7,7 @@ import graphdnn as gd
 from examples.models.bert import Config, bert_layer, random_layer_weights
 from examples.models.llama import Config as LlamaConfig
 from examples.models.llama import layer, random_weights
-from graphdnn.engines.choose import Desk
+from graphdnn.engines.choose import Selector
 from graphdnn.engines.manifest import engines_for
 from graphdnn.engines.nvrtc.pointwise import plan_walk
 from graphdnn.passes.cleanup import drop_dead
@@ -245,9 +245,9 @@ def test_a_reader_of_something_further_behind_is_not_weighed(rng):
     assert labels(done.graph) == ["matmul", "split", "matmul", "add", "softmax"]
 
 
-def desk(target="h200"):
+def selector(target="h200"):
     machine = gd.Target.named(target)
-    return Desk(engines_for(machine.kind, ()), machine, gd.CompileOptions().policy())
+    return Selector(engines_for(machine.kind, ()), machine, gd.CompileOptions().policy())
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 33), (3, 128), (2, 1)])
@@ -284,7 +284,7 @@ def test_pointwise_work_over_two_slices_is_one_vectorised_kernel(rows, inner, dt
     w = [g.constant(rng.normal(size=(64, inner)).astype(dtype.numpy)) for _ in range(2)]
     down = g.constant(rng.normal(size=(inner, 64)).astype(dtype.numpy))
     graph = g.build({"y": g.matmul(g.silu(g.matmul(x, w[0])) * g.matmul(x, w[1]), down)})
-    priced = desk()
+    priced = selector()
     prepared, _ = prepare(graph, priced.cheapest)
     assert labels(prepared) == ["matmul", "split", "silu", "mul", "matmul"]
     region = next(p.region for p in propose(prepared) if p.region.pattern == "silu+mul")

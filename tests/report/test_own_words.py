@@ -8,7 +8,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.account import own_answer
 from graphdnn.answer import Decline
-from graphdnn.compiler import Desk, Problem, fitted
+from graphdnn.compiler import Problem, Selector, fitted
 from graphdnn.engines.manifest import engines_for
 from graphdnn.ir.graph import Graph
 from tests.models.convolutional import NETWORKS
@@ -24,15 +24,15 @@ def check(graph: Graph) -> int:
     Strides that are row-major may be spelled or not: passes ask before layouts are decided.
     """
     target, options = gd.Target.named("h200"), gd.CompileOptions()
-    desk = Desk(engines_for(target.kind, ()), target, options.policy())
-    made, _ = fitted(Problem(graph, desk, None, options))
-    engines = {e.name: e for e in desk.engines}
+    selector = Selector(engines_for(target.kind, ()), target, options.policy())
+    made, _ = fitted(Problem(graph, selector, None, options))
+    engines = {e.name: e for e in selector.engines}
     renamed = 0
     for proposal in made.proposals:
-        for name, answer in desk.answers(proposal.region).items():
+        for name, answer in selector.answers(proposal.region).items():
             if isinstance(answer, Decline):
-                own = own_answer(desk, name, proposal.region, answer)
-                asked = engines[name].supports(proposal.region, target, desk.policy)
+                own = own_answer(selector, name, proposal.region, answer)
+                asked = engines[name].supports(proposal.region, target, selector.policy)
                 assert isinstance(asked, Decline)
                 assert (own.code, own.fix) == (asked.code, asked.fix)
                 assert SPELLED.sub("", own.reason) == SPELLED.sub("", asked.reason)

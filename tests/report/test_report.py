@@ -230,7 +230,7 @@ def test_no_set_of_nodes_is_asked_about_twice(monkeypatch: pytest.MonkeyPatch) -
     (decisions,) = made
     regions = [(p.region.graph, p.region.mask) for p in decisions.proposals]
     assert len(set(regions)) == len(regions)
-    assert len(report.candidates) == len(decisions.desk.engines) * (len(regions) + len(decisions.expanded))
+    assert len(report.candidates) == len(decisions.selector.engines) * (len(regions) + len(decisions.expanded))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from graphdnn.ir.types import (
     int64,
 )
 from graphdnn.runtime import dlpack
-from graphdnn.runtime.arrays import DeviceArray, Order, empty
+from graphdnn.runtime.arrays import DeviceArray, StreamOrder, empty
 from graphdnn.runtime.buffers import Memory, host_view
 from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
 from graphdnn.runtime.pool import Lease
@@ -184,7 +184,7 @@ def test_strides_of_single_elements_do_not_matter() -> None:
 def made(device: FakeDevice, type: TensorType, array: np.ndarray, pool: list[Memory] | None = None) -> DeviceArray:
     memory = device.allocate(type.span_bytes)
     np.copyto(host_view(memory.handle, type, None), array)
-    order = Order(device)
+    order = StreamOrder(device)
     order.leave(LEGACY_STREAM, None)
     return DeviceArray(type, memory if pool is None else Lease(memory, LEGACY_STREAM, pool), order, device)
 
@@ -263,7 +263,7 @@ def test_order_records_at_once_behind_a_bare_number() -> None:
     device = FakeDevice()
     recorded: list[int] = []
     device.record = lambda event, stream: recorded.append(stream)
-    order = Order(device)
+    order = StreamOrder(device)
     order.leave(55, 55)
     assert recorded == [55]
     order.join(9)

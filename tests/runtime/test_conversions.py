@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from graphdnn.compiler import converter
-from graphdnn.engines.choose import Desk
+from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError, OutOfMemoryError
@@ -92,10 +92,10 @@ class Capturing(HostDevice):
 
 def test_what_builds_such_plans_holds_nothing_of_planning() -> None:
     engine = Copying("one", {"a": Act(workspace=8), "b": Act(), "c": Act()}, Clock(), takes=("convert",))
-    desk = Desk([engine], Target.cpu(), Policy(), limits=Limits(disabled=("one:b",)))
-    convert, planning = converter(desk, Capturing()), weakref.ref(desk)
-    desk.allow(100, 0)
-    del desk
+    selector = Selector([engine], Target.cpu(), Policy(), limits=Limits(disabled=("one:b",)))
+    convert, planning = converter(selector, Capturing()), weakref.ref(selector)
+    selector.allow(100, 0)
+    del selector
     gc.collect()
     assert planning() is None
     # Plan a needs scratch memory, which such plans get none of, and b is disabled.

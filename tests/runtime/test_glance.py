@@ -6,7 +6,7 @@ import torch
 
 import graphdnn as gd
 from graphdnn.ir.types import TensorType
-from graphdnn.runtime.arrays import DeviceArray, Order
+from graphdnn.runtime.arrays import DeviceArray, StreamOrder
 from graphdnn.runtime.driver import LEGACY_STREAM
 from graphdnn.runtime.glance import Glance
 from tests.runtime.fake import FakeDevice
@@ -88,7 +88,7 @@ def test_free_strides_may_be_any(current: list[int]) -> None:
 
 def test_our_own_arrays_wait_for_their_call() -> None:
     device = FakeDevice()
-    order = Order(device)  # type: ignore[arg-type]
+    order = StreamOrder(device)  # type: ignore[arg-type]
     made = DeviceArray(TYPE, device.allocate(TYPE.nbytes), order, device)  # type: ignore[arg-type]
     glance = Glance(TYPE, 0)
     glance.learn(made)

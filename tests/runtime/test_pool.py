@@ -7,7 +7,7 @@ from graphdnn.ir.types import TensorType, float32
 from graphdnn.runtime import dlpack
 from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.driver import LEGACY_STREAM, PER_THREAD_STREAM
-from graphdnn.runtime.pool import SPARES_KEPT, STREAMS_KEPT, Pool
+from graphdnn.runtime.pool import SPARES_KEPT, STREAMS_KEPT, OutputPool
 from tests.runtime.fake import FakeDevice, fake_program, on_device
 from tests.runtime.test_program import affine, expected
 
@@ -32,7 +32,7 @@ def test_memory_is_lent_again_on_the_stream_it_was_used_on(seed: int) -> None:
 
 def test_a_pool_is_bounded_in_streams_and_blocks() -> None:
     device = FakeDevice()
-    pool = Pool(device, 100)  # type: ignore[arg-type]
+    pool = OutputPool(device, 100)  # type: ignore[arg-type]
     leases = [pool.lend(stream) for stream in range(10, 10 + 3 * STREAMS_KEPT)]
     leases += [pool.lend(10 + 3 * STREAMS_KEPT) for _ in range(3 * SPARES_KEPT)]
     del leases
@@ -46,20 +46,20 @@ def test_a_pool_is_bounded_in_streams_and_blocks() -> None:
 
 def test_blocks_beyond_the_bound_go_at_once_and_not_at_the_next_call() -> None:
     device = FakeDevice()
-    pool = Pool(device, 100)  # type: ignore[arg-type]
+    pool = OutputPool(device, 100)  # type: ignore[arg-type]
     leases = [pool.lend(LEGACY_STREAM) for _ in range(3 * SPARES_KEPT)]
     del leases
     assert len(device.live) == len(pool.free()) == SPARES_KEPT
 
 
-def next_block(pool: Pool, stream: int) -> int:
+def next_block(pool: OutputPool, stream: int) -> int:
     """The address of the block that is lent next on a stream, which comes back."""
     return pool.lend(stream).memory.handle
 
 
 def test_short_lived_streams_do_not_push_out_the_default_streams_blocks() -> None:
     device = FakeDevice()
-    pool = Pool(device, 100)  # type: ignore[arg-type]
+    pool = OutputPool(device, 100)  # type: ignore[arg-type]
     first, mine = next_block(pool, LEGACY_STREAM), next_block(pool, 11)
     for stream in range(100, 100 + 2 * STREAMS_KEPT):
         next_block(pool, stream)

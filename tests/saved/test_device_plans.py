@@ -13,10 +13,10 @@ import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile_for
 from graphdnn.engines import manifest
-from graphdnn.engines.choose import Desk
+from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.saved import identity, pack, unpack
-from graphdnn.engines.trial import Ground, Limits
+from graphdnn.engines.trial import Limits, TrialMemory
 from graphdnn.ir.region import Region
 from graphdnn.saved import container, load
 from graphdnn.target import Target
@@ -146,12 +146,12 @@ def test_a_plan_that_an_option_rules_out_is_declined_by_that_option(
     """It is nobody's failure to build."""
     options = gd.CompileOptions(**option)
     target = made.decided.target
-    desk = Desk((), target, options.policy(), limits=Limits(disabled=options.disabled_plans))
+    selector = Selector((), target, options.policy(), limits=Limits(disabled=options.disabled_plans))
     pick = next(p.chosen for p in made.decided.picks if p.chosen)
     candidate = replace(pick.candidate, engine="lazy")
     plan = Lazy(candidate.region, FakeDevice(), 4096, in_place=True)
-    with Ground(FakeDevice()) as ground:
-        answer = load.tried(candidate, plan, 1, desk, ground)
+    with TrialMemory(FakeDevice()) as memory:
+        answer = load.tried(candidate, plan, 1, selector, memory)
     assert isinstance(answer, Decline)
     assert answer.code is Code.OPTION
     assert str(answer.fix) == fix

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.budget import Budget
-from graphdnn.engines.check import Finding, Referee
+from graphdnn.engines.check import Checker, Finding
 from graphdnn.engines.contract import Bench, Candidate, Device, Support, Timing
-from graphdnn.engines.pool import is_done
+from graphdnn.engines.thread_pool import is_done
 from graphdnn.engines.trial import RUN_ERRORS, Built, Tried, announce, failed, failure
 from graphdnn.errors import TuningMemoryError
 
@@ -38,7 +38,7 @@ class Queue:
             future.cancel()
 
 
-class Contest:
+class Race:
     """The plans of one region on one bench.  A plan that nobody times for being hopeless may still bear witness.
 
     When the budget is spent, the first plan that was built in time is timed all the same, and no more; after a Ctrl-C
@@ -46,9 +46,9 @@ class Contest:
     with ContextLostError.
     """
 
-    def __init__(self, bench: Bench, referee: Referee, budget: Budget, device: Device, floor_us: float) -> None:
+    def __init__(self, bench: Bench, checker: Checker, budget: Budget, device: Device, floor_us: float) -> None:
         self._bench = bench
-        self._referee = referee
+        self._checker = checker
         self._budget = budget
         self._device = device
         self._floor_us = floor_us
@@ -112,7 +112,7 @@ class Contest:
         tried.append(entry)
         self._right.append((one, entry, finding))
         # A wrong plan must not make right ones look hopeless: one that is too fast to be true counts as the floor.
-        if self._referee.needs_voices or not self._referee.judge([finding])[0]:
+        if self._checker.needs_voices or not self._checker.judge([finding])[0]:
             self._best_us = min(self._best_us, max(timing.us, self._floor_us))
 
     def _timed(self, one: Built) -> tuple[Built, Finding, Timing] | Tried:
@@ -137,7 +137,7 @@ class Contest:
         voice = f"{candidate.engine} {candidate.name.split('_')[0]}"
         announce(candidate)
         try:
-            return self._referee.finding(voice, candidate.precision, self._bench.results(one.plan))
+            return self._checker.finding(voice, candidate.precision, self._bench.results(one.plan))
         except RUN_ERRORS as error:
             return self._failed(candidate, error, "failed on its first run")
 
@@ -158,15 +158,15 @@ class Contest:
 
     def _verdicts(self, findings: list[Finding]) -> list[str]:
         """What is wrong with each; a voice that is alone is compared with the definition, else with witnesses."""
-        referee = self._referee
-        is_alone = referee.needs_voices and len({f.voice for f in findings}) == 1
-        if is_alone and not referee.can_ask:
+        checker = self._checker
+        is_alone = checker.needs_voices and len({f.voice for f in findings}) == 1
+        if is_alone and not checker.can_ask:
             witnesses = self._testimony()
             self.is_compared = len({f.voice for f in (*findings, *witnesses)}) > 1
-            return referee.judge([*findings, *witnesses])
+            return checker.judge([*findings, *witnesses])
         for _, future in self._witnesses:
             future.cancel()
-        return referee.by_definition(findings) if is_alone else referee.judge(findings)
+        return checker.by_definition(findings) if is_alone else checker.judge(findings)
 
     def _testimony(self) -> list[Finding]:
         """Results of plans that were not timed."""

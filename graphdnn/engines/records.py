@@ -34,7 +34,7 @@ class Found:
     note: str = ""
 
 
-class Memory:
+class TuningRecords:
     """What is known of regions on one machine under one policy, and of times that were taken with so much memory.
     Entries that cannot be read count as absent."""
 

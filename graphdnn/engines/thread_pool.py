@@ -19,7 +19,7 @@ def never() -> bool:
     return False
 
 
-class Pool:
+class ThreadPool:
     """Threads that build plans; with one thread the work is done at once, by whoever asks for it.
 
     What no thread has begun when `is_over` comes true is given up: its result is a CancelledError.  Each thread looks

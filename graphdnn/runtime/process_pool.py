@@ -29,7 +29,7 @@ MEMORY = 8 << 30
 MOST_DEATHS = 3
 """Children that one thread starts anew; after that this process builds alone."""
 
-Order = Future[Decline | None]
+Pending = Future[Decline | None]
 """A plan to be built: None where it may be built here too, else why not."""
 
 
@@ -43,7 +43,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Workshop:
+class ProcessPool:
     """Children that build plans of those engines that `engines` says the place of, as "module:attribute".
 
     They are started at the first order, in the background, and end with `close`.
@@ -62,7 +62,7 @@ class Workshop:
         self._policy = policy
         self._count = children_for(cores(), device.target.memory_bytes) if count is None else count
         self._seconds = seconds
-        self._orders: SimpleQueue[tuple[Order, Region, str, str] | None] = SimpleQueue()
+        self._orders: SimpleQueue[tuple[Pending, Region, str, str] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._children: set[Child] = set()
         self._lock = threading.Lock()
@@ -72,9 +72,9 @@ class Workshop:
         """Whether plans of this engine may be ordered: what is built elsewhere must be found here through the store."""
         return bool(self._count) and engine in self._engines and bool(getattr(self._device.store, "directory", ""))
 
-    def order(self, region: Region, engine: str, plan: str) -> Order:
+    def order(self, region: Region, engine: str, plan: str) -> Pending:
         """Has a plan built, unless the order is cancelled before a child begins."""
-        order: Order = Future()
+        order: Pending = Future()
         self._orders.put((order, region, engine, plan))
         if not self._threads:
             self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._count)]
