@@ -94,9 +94,8 @@ class PointwiseMethods(BuilderCore):
         self, dy: Value, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None
     ) -> Value:
         """dy times the derivative of gelu at x."""
-        return self._add(Pointwise(fn=gelu_form(name or "gelu_backward", approximate) + "_backward"), dy, x, name=name)[
-            0
-        ]
+        form = gelu_form(name or "gelu_backward", approximate)
+        return self._add(Pointwise(fn=f"{form}_backward"), dy, x, name=name)[0]
 
     def leaky_relu(self, x: Value, *, negative_slope: float = 0.01, name: str | None = None) -> Value:
         """x where x >= 0, negative_slope * x elsewhere."""
