@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from graphdnn.answer import Code, Decline
-from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Selector
+from graphdnn.decisions import Decisions, anchor_of, engine_of, name_of
+from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Support
 from graphdnn.engines.trial import Tried
 from graphdnn.engines.tune import floor_us
-from graphdnn.ir.graph import Graph, Node, Value
-from graphdnn.ir.op import Op
-from graphdnn.ir.ops.pointwise import Elementwise
+from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.region import Region
-from graphdnn.lazy import cached_property
-from graphdnn.passes.fuse import Proposal
 from graphdnn.passes.pipeline import PassRecord
-from graphdnn.passes.promote import Promotion, implied_casts
-from graphdnn.passes.select import Cover, Offer
 from graphdnn.report import (
     CandidateReport,
     CompileReport,
@@ -34,7 +26,7 @@ from graphdnn.report import (
     RegionReport,
     Verdict,
 )
-from graphdnn.runtime.schedule import Schedule
+from graphdnn.user_words import UserNames, own_answer
 
 PACKAGES = (
     "numpy",
@@ -55,71 +47,10 @@ REFUSED: dict[Code, Verdict] = {
     Code.NUMBERS: "wrong",
     Code.TRANSIENT: "failed",
 }
-"""Verdicts on engines that would have taken a region; the other codes are an engine's own "no"."""
+"""Verdicts by the codes of `OVERRULED`; every other code is an engine's own refusal, "declined"."""
 
 FAR = 8.0
 """Multiple of the floor by bytes and operations above which an estimate is worth a remark."""
-
-NAME_ALONE = re.compile(r"\w(?:[\w.]*\w)?")
-NAME = re.compile(f"%({NAME_ALONE.pattern})")
-"""A node's or value's name as sentences write it."""
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """Everything that `compile` decided about one graph.
-
-    `expanded` are the composite nodes that no engine took whole, as they stood when the engines were asked; `effects`
-    says what the options for choosing did.
-    """
-
-    graph: Graph
-    prepared: Graph
-    proposals: tuple[Proposal, ...]
-    cover: Cover
-    selector: Selector
-    plans: dict[Region, Chosen]
-    schedule: Schedule
-    passes: tuple[PassRecord, ...]
-    promotions: tuple[Promotion, ...]
-    options: CompileOptions
-    expanded: tuple[Region, ...] = ()
-    effects: tuple[str, ...] = ()
-
-    @cached_property
-    def user_names(self) -> dict[str, str]:
-        """For nodes and values that passes made, the user's node whose work they do, or what they convert."""
-        known = {v.name for n in self.graph.nodes for v in n.results} | {n.name for n in self.graph.nodes}
-        known -= {v.name for v in self.implied}
-        names: dict[str, str] = {}
-        for graph in {self.prepared, *(r.graph for r in self.expanded)}:
-            for node in graph.nodes:
-                source = node.operands[0].name if node.operands else node.name
-                meant = node.origins[0] if node.origins else names.get(source, source)
-                names.update((name, meant) for name in (node.name, *(v.name for v in node.results)))
-        return {name: meant for name, meant in names.items() if name not in known}
-
-    @cached_property
-    def user_ops(self) -> dict[str, type[Op]]:
-        """What each of the user's nodes is."""
-        return {n.name: type(n.op) for n in self.graph.nodes if n.result not in self.implied}
-
-    @cached_property
-    def implied(self) -> dict[Value, Value]:
-        """What the builder cast, by the result of the cast."""
-        return implied_casts(self.graph)
-
-    @cached_property
-    def spread(self) -> frozenset[str]:
-        """The user's nodes whose work several nodes do."""
-        shares = Counter(origin for n in self.prepared.nodes for origin in n.origins)
-        return frozenset(name for name, count in shares.items() if count > 1)
-
-    @cached_property
-    def foreign_names(self) -> set[str]:
-        """Sources that passes made: constants that were folded or spelled out."""
-        graphs = {self.prepared, *(r.graph for r in self.expanded)}
-        return {name for g in graphs for name in g.constants} - set(self.graph.constants)
 
 
 def account(made: Decisions) -> CompileReport:
@@ -156,6 +87,7 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
     chosen = {(offer.region, engine_of(offer)) for offer in made.cover.picks}
     conflicts = {(offer.region, engine_of(offer)): reason for offer, reason in made.cover.conflicts}
     candidates: list[tuple[Region, CandidateReport]] = []
+    user_names = UserNames(made)
     proposed = {(p.region.key, p.region.origins) for p in made.proposals}
     whole = (r for r in made.expanded if (r.key, r.origins) not in proposed)
     for region in (*(p.region for p in made.proposals), *whole):
@@ -166,67 +98,9 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
                 entry = accepted(id, engine, region, answer, made.selector, key in chosen, conflicts.get(key))
             else:
                 own = own_answer(made.selector, engine, region, answer)
-                entry = refused(id, engine, region, in_user_words(made, own, region), made.selector)
+                entry = refused(id, engine, region, user_names.translated(own, region), made.selector)
             candidates.append((region, entry))
     return candidates
-
-
-def own_answer(selector: Selector, engine: str, region: Region, shared: Decline) -> Decline:
-    """A "no" that names this region's nodes.
-
-    Equal regions share one answer, which names the nodes of whichever was asked about first; its names are exchanged.
-    The engine is asked again where names cannot be told from the text around them, as in the words of a fix.  An answer
-    names no node where an option or a failed plan is the reason.
-    """
-    if shared.code in REFUSED or names_nothing(shared):
-        return shared
-    before = selector.named_in_answers(region)
-    if before == region.names:
-        return shared
-    if shared.fix is None and all(map(NAME_ALONE.fullmatch, before)):
-        own_names = dict(zip(before, region.names, strict=True))
-        return replace(shared, reason=NAME.sub(lambda found: f"%{own_names.get(found[1], found[1])}", shared.reason))
-    by_name = {e.name: e for e in selector.engines}
-    own = by_name[engine].supports(region, selector.target, selector.policy)
-    return shared if isinstance(own, Support) else own
-
-
-def names_nothing(answer: Decline) -> bool:
-    """Whether a "no" is said in words that fit every region of its structure."""
-    return answer.fix is None and "%" not in answer.reason
-
-
-def in_user_words(made: Decisions, answer: Decline, region: Region) -> Decline:
-    """A "no" that names the user's nodes where it names those that passes made of them.
-
-    What it would take to change a part of an expansion is no change of the user's node, and so no fix.
-    """
-    if names_nothing(answer):
-        return answer
-    if answer.fix is not None and is_part(made, answer.fix.target, region):
-        answer = replace(answer, code=Code.PATTERN, fix=None)
-    names = made.user_names
-    reason = NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", answer.reason)
-    fix = answer.fix and replace(answer.fix, target=names.get(answer.fix.target, answer.fix.target))
-    if fix is not None and fix.target in made.foreign_names:
-        fix = None  # nobody can change what a pass made
-    return replace(answer, reason=reason, fix=fix)
-
-
-def is_part(made: Decisions, name: str, region: Region) -> bool:
-    """Whether a node or value of this name is one of several that do the work of a user's node, and not that node."""
-    makers = (region.graph.producer.get(v) for v in region.inputs)
-    near = (*region.nodes, *(n for n in makers if n is not None))
-    node = next((n for n in near if name in (n.name, *(v.name for v in n.results))), None)
-    if node is None or type(node.op).expand is not Op.expand or made.user_ops.get(node.name) is type(node.op):
-        return False
-    return not made.spread.isdisjoint(node.origins)
-
-
-def engine_of(offer: Offer) -> str:
-    """The engine that made an offer: the payload that compile gives each."""
-    assert isinstance(offer.payload, str)
-    return offer.payload
 
 
 def unfused_bytes(graph: Graph, casts: Mapping[Value, Value]) -> int:
@@ -389,16 +263,6 @@ def remarks(selector: Selector, region: Region, answer: Support) -> list[str]:
         return []
     times = answer.estimated_us / floor
     return [f'estimated {times:.0f} times the floor by bytes and operations; selection="autotune" would measure it']
-
-
-def anchor_of(region: Region) -> Node:
-    """The first op that is not pointwise, else the last one."""
-    return next((n for n in region.nodes if not isinstance(n.op, Elementwise)), region.nodes[-1])
-
-
-def name_of(region: Region) -> str:
-    """The user's node behind the anchor."""
-    return next(iter(anchor_of(region).origins or region.origins), region.pattern)
 
 
 class Touching:

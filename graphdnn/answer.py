@@ -34,6 +34,10 @@ FIXABLE = frozenset({Code.DTYPE, Code.ALIGNMENT, Code.PRECISION, Code.SETUP, Cod
 """Codes whose declines always name the nearest change that would be accepted."""
 
 
+OVERRULED = frozenset({Code.OPTION, Code.BUILD, Code.RUN, Code.NUMBERS, Code.TRANSIENT})
+"""Codes of the compiler's own refusals: an engine takes the region, but an option forbids it or its plans failed."""
+
+
 @dataclass(frozen=True)
 class Fix:
     """The nearest change that would be accepted: set `attribute` of `target` from `before` to `after`."""

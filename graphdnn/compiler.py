@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from pathlib import Path
 
-from graphdnn.account import Decisions, account, engine_of
+from graphdnn.account import account
 from graphdnn.config import CompileOptions
 from graphdnn.covers import Covers
+from graphdnn.decisions import Decisions, engine_of
 from graphdnn.engines.answers import kept_in
 from graphdnn.engines.choose import Chosen, Selector, nothing
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Policy, Store, Support

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphdnn.account import engine_of
 from graphdnn.config import CompileOptions
+from graphdnn.decisions import engine_of
 from graphdnn.engines.answers import OURS, circumstances, structure
 from graphdnn.engines.choose import Chosen, Decision, Selector
 from graphdnn.engines.contract import Store, Support

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from graphdnn.account import engine_of
+from graphdnn.decisions import engine_of
 from graphdnn.errors import CompileError
 from graphdnn.ir.region import Region
 from graphdnn.planning import Planned, Price, Problem, planned, steps_of

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from graphdnn.account import engine_of
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
 from graphdnn.covers import Covers
+from graphdnn.decisions import engine_of
 from graphdnn.engines.choose import Chosen, Decision, Selector
 from graphdnn.engines.contract import Device, Support
 from graphdnn.errors import CompileError, SetupError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from graphdnn.account import engine_of, name_of
+from graphdnn.decisions import engine_of, name_of
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Device

@@ -48,6 +48,8 @@ TOP = {
     "report_tables",
     "explain",
     "account",
+    "decisions",
+    "user_words",
     "doctor",
     "executable",
     "compiler",

@@ -1,0 +1,110 @@
+"""Refusals in the user's words: engines name the nodes that they were asked about, a report names the user's own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from graphdnn.answer import OVERRULED, Code, Decline
+from graphdnn.decisions import Decisions
+from graphdnn.engines.choose import Selector
+from graphdnn.engines.contract import Support
+from graphdnn.ir.op import Op
+from graphdnn.ir.region import Region
+from graphdnn.lazy import cached_property
+
+NAME_ALONE = re.compile(r"\w(?:[\w.]*\w)?")
+NAME = re.compile(f"%({NAME_ALONE.pattern})")
+"""A node's or value's name as sentences write it."""
+
+
+def own_answer(selector: Selector, engine: str, region: Region, shared: Decline) -> Decline:
+    """A refusal that names this region's nodes.
+
+    Regions of equal structure share one answer, worded for whichever was asked about first.  The names in its reason
+    are exchanged for this region's; where it has a fix, or names that cannot be told from the text around them, the
+    engine is asked again.  The compiler's own refusals (an option, a failed plan) name no node and stay as they are.
+    """
+    if shared.code in OVERRULED or names_nothing(shared):
+        return shared
+    before = selector.named_in_answers(region)
+    if before == region.names:
+        return shared
+    if shared.fix is None and all(map(NAME_ALONE.fullmatch, before)):
+        return replace(shared, reason=renamed(shared.reason, dict(zip(before, region.names, strict=True))))
+    by_name = {e.name: e for e in selector.engines}
+    own = by_name[engine].supports(region, selector.target, selector.policy)
+    return shared if isinstance(own, Support) else own
+
+
+def names_nothing(answer: Decline) -> bool:
+    """Whether a refusal reads the same for every region of equal structure."""
+    return answer.fix is None and "%" not in answer.reason
+
+
+def renamed(sentence: str, names: dict[str, str]) -> str:
+    """The sentence with each `%name` that `names` knows exchanged."""
+    return NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", sentence)
+
+
+@dataclass(frozen=True)
+class UserNames:
+    """Which of the user's nodes is behind each node and value that passes made of them."""
+
+    made: Decisions
+
+    def translated(self, answer: Decline, region: Region) -> Decline:
+        """The refusal of a region of the prepared graph, naming the user's nodes.
+
+        Its fix is dropped where no change of the user's graph brings it about: where it would change one of several
+        nodes into which a composite op was expanded (the code is then `PATTERN`), or a constant that a pass made.
+        """
+        if names_nothing(answer):
+            return answer
+        if answer.fix is not None and self._is_part(answer.fix.target, region):
+            answer = replace(answer, code=Code.PATTERN, fix=None)
+        fix = answer.fix and replace(answer.fix, target=self._names.get(answer.fix.target, answer.fix.target))
+        if fix is not None and fix.target in self._made_constants:
+            fix = None
+        return replace(answer, reason=renamed(answer.reason, self._names), fix=fix)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """For nodes and values that passes made, the user's node whose work they do, or what they convert."""
+        graph = self.made.graph
+        known = {v.name for n in graph.nodes for v in n.results} | {n.name for n in graph.nodes}
+        known -= {v.name for v in self.made.implied}
+        names: dict[str, str] = {}
+        for prepared in {self.made.prepared, *(r.graph for r in self.made.expanded)}:
+            for node in prepared.nodes:
+                source = node.operands[0].name if node.operands else node.name
+                meant = node.origins[0] if node.origins else names.get(source, source)
+                names.update((name, meant) for name in (node.name, *(v.name for v in node.results)))
+        return {name: meant for name, meant in names.items() if name not in known}
+
+    @cached_property
+    def _ops(self) -> dict[str, type[Op]]:
+        """The op of each of the user's nodes."""
+        return {n.name: type(n.op) for n in self.made.graph.nodes if n.result not in self.made.implied}
+
+    @cached_property
+    def _spread(self) -> frozenset[str]:
+        """The user's nodes whose work several nodes of the prepared graph do."""
+        shares = Counter(origin for n in self.made.prepared.nodes for origin in n.origins)
+        return frozenset(name for name, count in shares.items() if count > 1)
+
+    @cached_property
+    def _made_constants(self) -> set[str]:
+        """Constants that passes made by folding or by spelling an op out."""
+        graphs = {self.made.prepared, *(r.graph for r in self.made.expanded)}
+        return {name for g in graphs for name in g.constants} - set(self.made.graph.constants)
+
+    def _is_part(self, name: str, region: Region) -> bool:
+        """Whether this names one of several nodes into which a user's node was expanded, or such a node's result."""
+        makers = (region.graph.producer.get(v) for v in region.inputs)
+        near = (*region.nodes, *(n for n in makers if n is not None))
+        node = next((n for n in near if name in (n.name, *(v.name for v in n.results))), None)
+        if node is None or type(node.op).expand is not Op.expand or self._ops.get(node.name) is type(node.op):
+            return False
+        return not self._spread.isdisjoint(node.origins)
