@@ -10,7 +10,7 @@ from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy, is_
 from graphdnn.engines.cudnn.frames import KNOWN, Ints, is_channels_last
 from graphdnn.engines.cudnn.rules.pointwise import BRANCHING, TWO_SIDED
 from graphdnn.engines.cudnn.tables import IEEE
-from graphdnn.ir.graph import Node
+from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
@@ -137,16 +137,8 @@ def is_bias_relu(anatomy: Anatomy) -> bool:
 
 def prologue(anatomy: Anatomy, anchor: Node) -> Decline | None:
     """Before a convolution cuDNN takes x * scale + bias and a relu, one entry a channel, nothing behind it."""
-    functions = [n.op.function for n in anatomy.before if isinstance(n.op, Elementwise)]
-    fits = functions in (["mul", "add", "relu"], ["mul", "add"]) and not anatomy.after
-    vectors = all(
-        broadcast_of(n.op.aligned(1, n.operands[1].type.shape, n.result.type.rank), n.result.type.shape)
-        == "one entry a channel"
-        for n in anatomy.before
-        if isinstance(n.op, Elementwise) and len(n.operands) == 2
-    )
     outside = any(v in anatomy.region.outputs for n in anatomy.before for v in n.results)
-    if not isinstance(anchor.op, Conv) or not fits or not vectors or outside:
+    if not isinstance(anchor.op, Conv) or not is_scale_and_bias(anatomy, anchor) or anatomy.after or outside:
         return Decline(
             Code.PATTERN,
             f"{anchor}: before a convolution cuDNN takes x * scale + bias and a relu, one entry a channel, whose "
@@ -159,6 +151,31 @@ def prologue(anatomy: Anatomy, anchor: Node) -> Decline | None:
             Fix(anchor.operands[0].name, "dtype", "float32", "float16"),
         )
     return None
+
+
+def is_scale_and_bias(anatomy: Anatomy, anchor: Node) -> bool:
+    """Whether what is before a convolution is one chain to its image: x * scale + bias, in either order of operands,
+    and maybe a relu."""
+    functions = [n.op.function for n in anatomy.before if isinstance(n.op, Elementwise)]
+    if functions not in (["mul", "add"], ["mul", "add", "relu"]):
+        return False
+    passing: Value | None = None
+    for node in anatomy.before:
+        if passing is not None and passing not in node.operands:
+            return False
+        others = [i for i, v in enumerate(node.operands) if v is not passing]
+        if others and not any(is_by_channel(node, i) for i in others):
+            return False
+        passing = node.result
+    return anchor.operands[0] is passing and anchor.operands[1] not in anatomy.computed
+
+
+def is_by_channel(node: Node, index: int) -> bool:
+    """Whether an operand of a pointwise node has one entry a channel."""
+    assert isinstance(node.op, Elementwise)
+    full = node.result.type.shape
+    shape = node.op.aligned(index, node.operands[index].type.shape, len(full))
+    return broadcast_of(shape, full) == "one entry a channel"
 
 
 def matmul(anatomy: Anatomy, policy: Policy) -> Decline | None:

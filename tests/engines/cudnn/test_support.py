@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -233,6 +234,38 @@ def closed_prologue(dtype: DType) -> Region:
     x = g.input("x", shape, dtype, strides=channels_last(shape))
     y = g.relu(g.add(g.mul(x, vectors[0]), vectors[1]))
     return closed(g, g.conv(y, g.input("w", weights, dtype, strides=channels_last(weights)), padding=1))
+
+
+@pytest.mark.parametrize("scale_first", [False, True])
+@pytest.mark.parametrize("shift_first", [False, True])
+def test_before_a_convolution_operands_stand_in_any_order(scale_first: bool, shift_first: bool) -> None:
+    def build(g: gd.GraphBuilder, x: Value, scale: Value, shift: Value) -> tuple[Value, Value | None]:
+        y = g.mul(*(scale, x) if scale_first else (x, scale))
+        return g.relu(g.add(*(shift, y) if shift_first else (y, shift))), None
+
+    assert ask(before_convolution(build))
+
+
+def test_before_a_convolution_work_is_on_its_image_alone() -> None:
+    """A scale of the image and a shift of the weights are no scale and shift of the image."""
+
+    def build(g: gd.GraphBuilder, x: Value, scale: Value, shift: Value) -> tuple[Value, Value | None]:
+        weights = g.input("v", (40, 24, 3, 3), gd.float16, strides=channels_last((40, 24, 3, 3)))
+        return g.mul(x, scale), g.add(weights, shift)
+
+    answer = ask(before_convolution(build))
+    assert isinstance(answer, Decline)
+    assert answer.code is Code.PATTERN
+
+
+def before_convolution(build: Callable[[gd.GraphBuilder, Value, Value, Value], tuple[Value, Value | None]]) -> Region:
+    """A convolution of what is built of an image and two channel vectors, with the weights that are built or others."""
+    g = gd.GraphBuilder("before")
+    shape, weights = (3, 24, 9, 7), (40, 24, 3, 3)
+    vectors = [g.input(n, (1, 24, 1, 1), gd.float16) for n in ("scale", "shift")]
+    y, w = build(g, g.input("x", shape, gd.float16, strides=channels_last(shape)), *vectors)
+    w = g.input("w", weights, gd.float16, strides=channels_last(weights)) if w is None else w
+    return closed(g, g.conv(y, w, padding=1))
 
 
 def test_machines() -> None:
