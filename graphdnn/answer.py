@@ -1,7 +1,13 @@
 """How one layer tells another "no": a falsy answer that carries its reason, so that no refusal is lost."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+NAME_ALONE = re.compile(r"\w(?:[\w.]*\w)?")
+NAME = re.compile(f"%({NAME_ALONE.pattern})")
+"""A node's or value's name, and as sentences write it."""
 
 
 class Code(StrEnum):
@@ -69,3 +75,8 @@ class Decline:
 def missing(package: str, what: str) -> Decline:
     """The decline for a library that is not there, naming the package that brings it."""
     return Decline(Code.SETUP, f"{what}; {package} brings it", Fix("environment", "package", "missing", package))
+
+
+def renamed(sentence: str, names: Mapping[str, str]) -> str:
+    """The sentence with each `%name` that `names` knows exchanged."""
+    return NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", sentence)

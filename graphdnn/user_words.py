@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from graphdnn.answer import OVERRULED, Code, Decline
+from graphdnn.answer import NAME_ALONE, OVERRULED, Code, Decline, renamed
 from graphdnn.decisions import Decisions
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Support
 from graphdnn.ir.op import Op
 from graphdnn.ir.region import Region
 from graphdnn.lazy import cached_property
-
-NAME_ALONE = re.compile(r"\w(?:[\w.]*\w)?")
-NAME = re.compile(f"%({NAME_ALONE.pattern})")
-"""A node's or value's name as sentences write it."""
 
 
 def own_answer(selector: Selector, engine: str, region: Region, shared: Decline) -> Decline:
@@ -43,11 +38,6 @@ def names_nothing(answer: Decline) -> bool:
     return answer.fix is None and "%" not in answer.reason
 
 
-def renamed(sentence: str, names: dict[str, str]) -> str:
-    """The sentence with each `%name` that `names` knows exchanged."""
-    return NAME.sub(lambda found: f"%{names.get(found[1], found[1])}", sentence)
-
-
 @dataclass(frozen=True)
 class UserNames:
     """Which of the user's nodes is behind each node and value that passes made of them."""
@@ -64,16 +54,18 @@ class UserNames:
             return answer
         if answer.fix is not None and self._is_part(answer.fix.target, region):
             answer = replace(answer, code=Code.PATTERN, fix=None)
-        fix = answer.fix and replace(answer.fix, target=self._names.get(answer.fix.target, answer.fix.target))
-        if fix is not None and fix.target in self._made_constants:
-            fix = None
+        fix = answer.fix
+        if fix is not None:
+            is_made = fix.target in self._made_constants
+            fix = None if is_made else replace(fix, target=self._names.get(fix.target, fix.target))
         return replace(answer, reason=renamed(answer.reason, self._names), fix=fix)
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """For nodes and values that passes made, the user's node whose work they do, or what they convert."""
+        """For nodes and values that passes made, the user's node whose work they do, or what they convert; for
+        constants the user's node that reads them first."""
         graph = self.made.graph
-        known = {v.name for n in graph.nodes for v in n.results} | {n.name for n in graph.nodes}
+        known = {v.name for n in graph.nodes for v in n.results} | {n.name for n in graph.nodes} | set(graph.constants)
         known -= {v.name for v in self.made.implied}
         names: dict[str, str] = {}
         for prepared in {self.made.prepared, *(r.graph for r in self.made.expanded)}:
@@ -81,6 +73,8 @@ class UserNames:
                 source = node.operands[0].name if node.operands else node.name
                 meant = node.origins[0] if node.origins else names.get(source, source)
                 names.update((name, meant) for name in (node.name, *(v.name for v in node.results)))
+                made = [v for v in node.operands if prepared.constants.get(v.name) is v]
+                names.update((v.name, meant) for v in made if v.name not in names)
         return {name: meant for name, meant in names.items() if name not in known}
 
     @cached_property

@@ -43,6 +43,10 @@ class GraphWriter:
         self._names.add(name)
         return name
 
+    def free(self, name: str) -> None:
+        """Nobody has the name any more."""
+        self._names.discard(name)
+
     def input(self, name: str, type: TensorType) -> Value:
         value = self.inputs[self.claim(checked_name("input", name), name)] = Value(name, type, owner=self.owner)
         return value
@@ -241,6 +245,11 @@ class Rewriter:
 
     def constant(self, payload: Payload, stem: str = "constant") -> Value:
         return self.writer.constant(payload, stem=stem)
+
+    def precompute(self, old: Value, payload: Payload) -> None:
+        """A constant in place of an old value, and of its name, whose node is not kept."""
+        self.writer.free(old.name)
+        self.replace(old, self.writer.constant(payload, name=old.name))
 
     def finish(self, outputs: Mapping[str, Value] | None = None, updates: Mapping[str, Value] | None = None) -> Graph:
         """The new graph.  `outputs` and `updates` are values of it; absent, they are what stands for the old ones."""

@@ -139,7 +139,7 @@ def fold_constants(graph: Graph) -> Rewritten:
         for index, value in enumerate(node.results):
             payload = Payload(value.type, compute=Compute(node.op, parts, node.operand_types, index))
             payloads[value] = payload
-            rewriter.replace(value, rewriter.constant(payload, stem=node.name))
+            rewriter.precompute(value, payload)
         changes.append(f"{', '.join(node.origins)}: computed once, from constants")
     return Rewritten(finish(rewriter), tuple(changes)) if changes else Rewritten(graph)
 

@@ -27,7 +27,7 @@ from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.pattern import leaves_as
-from graphdnn.passes.rewrite import Ask, Emitter, Precomputed, Refusal, Rewritten, finish
+from graphdnn.passes.rewrite import Ask, Emitter, Precomputed, Refusal, Rewritten, finish, in_user_names
 from graphdnn.passes.rules.folding import is_constant, per_channel, tensor_and_constant, vector
 from graphdnn.passes.select import Offer, select
 
@@ -102,7 +102,7 @@ def merge_once(graph: Graph, ask: Ask) -> Rewritten:
                     merged.append(decided[0])
                     changes.append(decided[1])
     after = with_merged(graph, merged) if merged else graph
-    return Rewritten(after, tuple(changes), tuple(dict.fromkeys(refusals)))
+    return Rewritten(after, tuple(changes), in_user_names(dict.fromkeys(refusals), graph))
 
 
 def groups(graph: Graph) -> Iterator[tuple[Branch, ...]]:

@@ -7,9 +7,9 @@ tries the rules in their order.  The new graph is built once a sweep, in linear 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from graphdnn.answer import Code, Decline
+from graphdnn.answer import Code, Decline, renamed
 from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
 from graphdnn.ir.op import Op
@@ -196,7 +196,14 @@ def find(graph: Graph, rules: Index) -> tuple[dict[Node, tuple[Rule, Match]], tu
                 break
             if isinstance(found, Refusal):
                 refusals[found] = None
-    return done, tuple(refusals)
+    return done, in_user_names(refusals, graph)
+
+
+def in_user_names(refusals: Iterable[Refusal], graph: Graph) -> tuple[Refusal, ...]:
+    """Refusals of nodes of `graph` whose reasons name the user's nodes, not those that passes made of them."""
+    made = [n for n in graph.nodes if n.origins and n.name not in n.origins]
+    names = {name: n.origins[0] for n in made for name in (n.name, *(v.name for v in n.results))}
+    return tuple(replace(r, reason=renamed(r.reason, names)) for r in refusals)
 
 
 def first_legal(rule: Rule, node: Node, graph: Graph) -> Match | Refusal | None:

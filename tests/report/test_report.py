@@ -23,6 +23,7 @@ from graphdnn.ir.types import DType
 from graphdnn.passes.pipeline import OPTIONAL_PASSES
 from graphdnn.report import CompileReport, Verdict
 from tests.ir.samples import SAMPLES, Sample
+from tests.passes.random_graphs import random_graph
 from tests.planned import H200, h200_report
 
 PASSES = ("promote", "canonicalize", "raise", "fold", "complete", "expand", "sink", "layout")
@@ -34,6 +35,7 @@ def check(graph: Graph, report: CompileReport) -> None:
     check_regions(report)
     check_nothing_is_lost(graph, report)
     check_fixes(graph, report)
+    check_names(graph, report)
     assert CompileReport.model_validate_json(report.model_dump_json()) == report
     check_text(report)
 
@@ -106,6 +108,15 @@ def check_fixes(graph: Graph, report: CompileReport) -> None:
             assert not set(re.findall(r"%([\w.]*\w)", c.reason)) <= known, c.reason
 
 
+def check_names(graph: Graph, report: CompileReport) -> None:
+    """Reasons name what the user named, and nothing that passes made of it."""
+    known = {*graph.inputs, *graph.constants, *graph.states, *(n.name for n in graph.nodes)}
+    known.update(v.name for n in graph.nodes for v in n.results)
+    reasons = [c.reason for c in report.candidates] + [r.reason for p in report.passes for r in p.refusals]
+    for reason in reasons:
+        assert set(re.findall(r"%([\w.]*\w)", reason)) <= known, reason
+
+
 def check_text(report: CompileReport) -> None:
     text = explain(report)
     assert all(re.search(rf"^ {re.escape(r.name)} ", text, re.MULTILINE) for r in report.regions)
@@ -122,6 +133,35 @@ def test_reports_of_every_op(sample: Sample, rng: np.random.Generator) -> None:
 def test_reports_on_the_cpu(sample: Sample, rng: np.random.Generator) -> None:
     graph = sample.graph(rng)
     check(graph, gd.compile(graph, target="cpu").report)
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_reports_of_random_graphs(number: int, seed: int) -> None:
+    graph = random_graph(np.random.default_rng([seed, number]), dtype=(gd.float16, gd.float32)[number % 2])
+    report = h200_report(graph)
+    check_candidates(report)
+    check_regions(report)
+    check_fixes(graph, report)
+    check_names(graph, report)
+
+
+def test_reasons_name_what_the_user_named() -> None:
+    """A condition that is computed once from constants, a relu that was raised, a product with a few columns."""
+    g = gd.GraphBuilder("named")
+    x, rng = g.input("x", (65, 24), gd.float16), np.random.default_rng(0)
+    near = g.maximum(g.add(x, 3.0), 0.0, name="near")
+    swish = g.div(g.mul(x, g.minimum(near, 6.0)), 6.0)
+    shown = g.select(g.less(g.iota(24), 20, name="few"), swish, 0.0)
+    twice = g.matmul(
+        g.matmul(shown, 1.0 * g.constant(rng.normal(size=(24, 2)).astype(np.float16), name="w")),
+        g.constant(rng.normal(size=(2, 8)).astype(np.float16), name="v"),
+    )
+    graph = g.build({"near": near, "y": twice})
+    report = h200_report(graph)
+    check_names(graph, report)
+    told = [c.reason for c in report.candidates] + [r.reason for p in report.passes for r in p.refusals]
+    assert any("%few is b8" in reason for reason in told)
+    assert any("%near is needed outside" in reason for reason in told)
 
 
 @pytest.fixture(scope="module")

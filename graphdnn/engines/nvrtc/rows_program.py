@@ -93,12 +93,17 @@ class Unfit(Exception):
 
 
 class Flattening:
-    """Emits nodes outside any graph: the region's own, with composite ops replaced by their expansions."""
+    """Emits nodes outside any graph: the region's own, with composite ops replaced by their expansions.
+
+    All are named after the region's node whose work they do, which is what a refusal speaks of.
+    """
 
     def __init__(self, region: Region) -> None:
         self.nodes: list[Node] = []
         self.stands_for: dict[Value, Value] = {}
+        self.name = ""
         for node in region.nodes:
+            self.name = node.name
             operands = tuple(self.stands_for.get(v, v) for v in node.operands)
             results = None if isinstance(node.op, Elementwise | Reduce | Reshape) else node.op.expand(self, *operands)
             if results is None:
@@ -111,8 +116,8 @@ class Flattening:
     def all(self, op: Op, /, *operands: Operand) -> tuple[Value, ...]:
         values = immediates(op, operands)
         types = op.infer(*(v.type for v in values))
-        results = tuple(Value(f"t{len(self.nodes)}", t) for t in types)
-        self.nodes.append(Node(f"t{len(self.nodes)}", op, values, results, ()))
+        results = tuple(Value(self.name, t) for t in types)
+        self.nodes.append(Node(self.name, op, values, results, ()))
         return results
 
 
