@@ -72,10 +72,12 @@ def run(
 
 
 def operand(value: Value, values: Mapping[Value, Array], wide: bool) -> Array:
+    """A value's array; an immediate in the precision that is computed in, where one too large is infinite."""
     if value.literal is None:
         return values[value]
     dtype = value.type.dtype
-    return np.asarray(value.literal, np.float64 if wide and dtype.is_float else dtype.compute.numpy)
+    with np.errstate(all="ignore"):
+        return np.asarray(value.literal, np.float64 if wide and dtype.is_float else dtype.compute.numpy)
 
 
 def widened(array: Array) -> Array:

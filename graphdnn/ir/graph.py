@@ -237,18 +237,18 @@ class Compute:
     def run(self, type: TensorType) -> Array:
         from graphdnn.ir.evaluate import apply, apply_at_once
 
-        arrays = [
-            p.array() if isinstance(p, Payload) else np.asarray(p, t.dtype.compute.numpy)
-            for p, t in zip(self.operands, self.operand_types, strict=True)
-        ]
-        # Weights are megabytes: what only moves is not widened and rounded again.
-        if self.op.keeps_elements:
-            moved = self.op.reference(*arrays)
-        elif (found := apply_at_once(self.op, arrays, type)) is not None:
-            return found
-        else:
-            moved = apply(self.op, arrays, result_types=None)
-        with np.errstate(all="ignore"):  # what is too large for a half becomes infinite, here as in a kernel
+        with np.errstate(all="ignore"):  # what is too large for a type becomes infinite, here as in a kernel
+            arrays = [
+                p.array() if isinstance(p, Payload) else np.asarray(p, t.dtype.compute.numpy)
+                for p, t in zip(self.operands, self.operand_types, strict=True)
+            ]
+            # Weights are megabytes: what only moves is not widened and rounded again.
+            if self.op.keeps_elements:
+                moved = self.op.reference(*arrays)
+            elif (found := apply_at_once(self.op, arrays, type)) is not None:
+                return found
+            else:
+                moved = apply(self.op, arrays, result_types=None)
             return np.asarray(moved[self.index]).astype(type.dtype.numpy, copy=False)
 
 

@@ -58,3 +58,17 @@ def test_next_values_are_taken_again(dtype: gd.DType, wide: gd.DType | None) -> 
 def test_widened_integers_stay_what_they_are() -> None:
     with pytest.raises(gd.GraphError, match="state s is float64; int32 is needed"):
         gd.evaluate(counting(gd.int32), {"x": X.astype(np.int32)}, gd.float64, states={"s": np.ones((2, 3))})
+
+
+@pytest.mark.parametrize("dtype", [gd.float64, gd.float32, gd.float16, gd.bfloat16], ids=str)
+@pytest.mark.parametrize("is_constant", [False, True], ids=["input", "constant"])
+def test_a_number_too_large_for_the_type_is_infinite_and_warns_of_nothing(dtype: gd.DType, is_constant: bool) -> None:
+    array = np.array([1.0, -2.0, 0.0], dtype.numpy)
+    g = gd.GraphBuilder()
+    x = g.constant(array) if is_constant else g.input("x", (3,), dtype)
+    graph = g.build({"y": x * 1e300})
+    inputs = {} if is_constant else {"x": array}
+    found = [gd.evaluate(graph, inputs)["y"], gd.compile(graph, target="cpu")(inputs)["y"]]
+    expected = [1e300, -2e300, 0.0] if dtype == gd.float64 else [np.inf, -np.inf, np.nan]
+    for y in found:
+        np.testing.assert_array_equal(y.astype(np.float64), expected)
