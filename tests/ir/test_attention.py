@@ -336,3 +336,14 @@ def test_a_mask_must_be_bool_and_a_bias_float() -> None:
         g.attention(q, q, q, mask=other)
     with pytest.raises(gd.GraphError, match=r"bias is b8\[3x3\]; a float type is needed"):
         g.attention(q, q, q, bias=g.less(other, 0.0))
+
+
+@pytest.mark.parametrize("wide", list("qkv"))
+def test_types_meet_before_anything_is_computed(wide: str, rng: Rng) -> None:
+    """A float64 operand makes the scores float64 too, also where it is v alone."""
+    arrays = {n: a.astype(np.float64 if n == wide else np.float32) for n, a in qkv(rng, 2, 4, 2, 5, 7, 3, 4).items()}
+    graph = graph_of(arrays, causal="top_left", return_lse=True)
+    o, lse = by_the_equation(arrays, causal="top_left")
+    for found in (gd.evaluate(graph, arrays), gd.compile(graph, target="cpu")(arrays)):
+        np.testing.assert_allclose(found["o"], o, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(found["lse"], lse, rtol=1e-6)

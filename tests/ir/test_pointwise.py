@@ -195,6 +195,17 @@ def test_integers_of_two_types_are_computed_in_the_common_one(
     np.testing.assert_array_equal(evaluated(made, a, b), evaluated(made, a.astype(common), b.astype(common)))
 
 
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("fn", sorted(f for f, row in FUNCTIONS.items() if row.arity == 2 and row.takes != "bool"))
+def test_floats_of_two_types_are_computed_in_the_common_one(fn: str, flip: bool, rng: np.random.Generator) -> None:
+    """A float64 result has float64's accuracy, whatever the other operand's type is."""
+    a, b = (
+        elements(fn, rng, (63,)).astype(t) for t in ((np.float64, np.float32) if flip else (np.float32, np.float64))
+    )
+    found = evaluated(call(fn), a, b)
+    np.testing.assert_array_equal(found, evaluated(call(fn), a.astype(np.float64), b.astype(np.float64)))
+
+
 def test_a_bias_of_another_integer_type() -> None:
     found = evaluated(lambda g, *v: g.bias(*v, axis=1), np.array([[-128, 127]], np.int8), np.array([255, 1], np.uint8))
     np.testing.assert_array_equal(found, np.array([[127, 128]], np.int32))

@@ -12,7 +12,7 @@ from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Iota, Reshape, Transpose, Unsqueeze
-from graphdnn.ir.ops.pointwise import Pointwise, Select, common_type, narrowed
+from graphdnn.ir.ops.pointwise import Pointwise, Select, common_type, met, narrowed
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array, TensorType, bool_, broadcast_shapes, float32, int32
@@ -110,6 +110,7 @@ class Attention(Op):
             raise GraphError(f"attention: {name} is {type}, which does not broadcast to the scores' shape {scores}")
 
     def reference(self, q: Array, k: Array, v: Array, *extras: Array) -> tuple[Array, ...]:  # type: ignore[override]
+        q, k, v = met((q, k, v))
         given = dict(zip(self.extras, extras, strict=True))
         (b, hq, sq, _), (_, hkv, skv, _) = q.shape, k.shape
         q_len = held_lengths(given.get("q_lengths"), b, sq)

@@ -288,15 +288,21 @@ class Pointwise(Elementwise):
 
 
 def met(operands: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Integers of different types in their common one, as results wrap in that and not in a narrower one.
+    """Integers, or floats, of different types in their common one, in which the op is computed.
 
-    Numpy would compute a square of int8 that is added to an int32 in int8, and int8 beside uint8 in int16.
+    Numpy would compute a square of int8 that is added to an int32 in int8, int8 beside uint8 in int16, and a square of
+    float32 that is added to a float64 in float32.
     """
     types = {a.dtype for a in operands}
-    if len(types) == 1 or any(t.kind not in "iu" for t in types):
+    if len(types) == 1:
         return operands
-    common = promote(*(DTYPES[t.name] for t in types)).numpy
-    return tuple(a.astype(common) for a in operands)
+    if all(t.kind == "f" for t in types):
+        common = np.result_type(*types)
+    elif all(t.kind in "iu" for t in types):
+        common = promote(*(DTYPES[t.name] for t in types)).numpy
+    else:
+        return operands
+    return tuple(a.astype(common, copy=False) for a in operands)
 
 
 @op("bias")
