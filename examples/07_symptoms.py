@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import graphdnn as gd
-from graphdnn.diff import difference
+from graphdnn.report.diff import difference
 
 H200 = gd.Target.named("h200")
 rng = np.random.default_rng(0)

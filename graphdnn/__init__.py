@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graphdnn.config import CompileOptions
     from graphdnn.executable import Executable
     from graphdnn.ir.text import parse
-    from graphdnn.report import CompileReport
+    from graphdnn.report.model import CompileReport
     from graphdnn.runtime.arrays import DeviceArray
     from graphdnn.saved.load import load
     from graphdnn.specialize.jitted import jit
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 LAZY = {
     "compile": "graphdnn.compiler",
     "CompileOptions": "graphdnn.config",
-    "CompileReport": "graphdnn.report",
+    "CompileReport": "graphdnn.report.model",
     "DeviceArray": "graphdnn.runtime.arrays",
     "Executable": "graphdnn.executable",
     "jit": "graphdnn.specialize.jitted",

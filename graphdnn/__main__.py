@@ -2,7 +2,7 @@
 
 import sys
 
-from graphdnn.cli import main
+from graphdnn.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,10 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from pathlib import Path
 
-from graphdnn.account import account
 from graphdnn.config import CompileOptions
-from graphdnn.covers import Covers
-from graphdnn.decisions import Decisions, engine_of
 from graphdnn.engines.answers import kept_in
 from graphdnn.engines.choose import Chosen, Selector, nothing
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Policy, Store, Support
@@ -21,15 +18,19 @@ from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
 from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError
 from graphdnn.executable import Decided, Executable, LazyReport, Pick
-from graphdnn.fitting import fitted
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.promote import promotions
-from graphdnn.planning import Fixed, Planned, Problem, explained
-from graphdnn.report import CompileReport
+from graphdnn.planning.covers import Covers
+from graphdnn.planning.decisions import Decisions, engine_of
+from graphdnn.planning.fitting import fitted
+from graphdnn.planning.planner import Fixed, Planned, Problem, explained
+from graphdnn.planning.session import Session, effects_of
+from graphdnn.report.account import account
+from graphdnn.report.model import CompileReport
 from graphdnn.runtime.cache import DiskStore, NullStore
 from graphdnn.runtime.device import device_for
 from graphdnn.runtime.driver import device_present
@@ -37,7 +38,6 @@ from graphdnn.runtime.probe import ChildProber
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Schedule
 from graphdnn.saved.manifest import environment
-from graphdnn.session import Session, effects_of
 from graphdnn.spelling import named_arguments
 from graphdnn.target import WORDS, Target, unknown_target
 
@@ -78,8 +78,8 @@ def compile_locked(
     graph: Graph, machine: Target, device: Device | None, options: CompileOptions, path: str | Path
 ) -> Executable:
     """Compiles with what a lock file decides, as far as it fits."""
-    from graphdnn.lock import Lock
     from graphdnn.saved.kinds import path_of
+    from graphdnn.saved.lock import Lock
 
     lock = Lock.of(path_of("compile: lock", path), graph.name, machine, options.model_dump(mode="json"))
     try:

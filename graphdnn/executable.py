@@ -11,11 +11,11 @@ from typing import Any, Self
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen
 from graphdnn.errors import ExecutionError
-from graphdnn.explain import explain
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
-from graphdnn.report import CompileReport
+from graphdnn.report.explain import explain
+from graphdnn.report.model import CompileReport
 from graphdnn.runtime.program import Program
 from graphdnn.spelling import counted
 from graphdnn.target import Target
@@ -153,8 +153,8 @@ class Executable:
 
         Of a device that was only described it has the regions and engines.
         """
-        from graphdnn.lock import write_lock
         from graphdnn.saved.kinds import path_of
+        from graphdnn.saved.lock import write_lock
 
         write_lock(self.report, self.decided, path_of("save_lock: path", path))
 

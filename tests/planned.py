@@ -3,7 +3,7 @@
 from typing import Any
 
 import graphdnn as gd
-from graphdnn.report import CandidateReport, CompileReport
+from graphdnn.report.model import CandidateReport, CompileReport
 
 H200 = gd.Target.named("h200")
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import session
 from graphdnn.answer import Decline
 from graphdnn.compiler import compile_for
 from graphdnn.engines import manifest
@@ -20,6 +19,7 @@ from graphdnn.engines.trial import TrialMemory, trial
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
+from graphdnn.planning import session
 from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.timing import CudaTimer
 from graphdnn.target import Target

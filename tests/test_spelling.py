@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import cli
+from graphdnn.commands import cli
 from graphdnn.specialize.variation import RepeatedBuildsWarning
 from graphdnn.spelling import counted
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import cli
+from graphdnn.commands import cli
 
 
 def relu() -> gd.Graph:

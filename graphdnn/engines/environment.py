@@ -19,10 +19,10 @@ PACKAGE = Path(__file__).parents[1]
 GENERATED = "__pycache__"
 
 SHARED = ("answer.py", "errors.py", "forking.py", "lazy.py", "once.py", "relaxed.py", "spelling.py", "target.py")
-"""Files beside the folders `ir`, `engines` and `passes` that these import."""
+"""Files beside the folders that these import."""
 
-CHOOSING = ("passes", "covers.py", "planning.py")
-"""What decides which regions a graph falls into, and nothing about what an engine makes of one."""
+CHOOSING = ("passes", "planning")
+"""Folders that decide which regions a graph falls into, and nothing about what an engine makes of one."""
 
 
 def environment(target: Target, engine: str, **libraries: str) -> dict[str, str]:
@@ -60,8 +60,8 @@ def sources() -> tuple[Source, ...]:
     """Every file that decides about answers, covers and plans, as it is on disk when this is first asked, in order."""
     package = str(PACKAGE)
     found = []
-    single = [os.path.join(package, name) for name in (*SHARED, *CHOOSING) if name.endswith(".py")]
-    for path in (*single, *tree(package, "ir"), *tree(package, "engines"), *tree(package, "passes")):
+    shared = (os.path.join(package, name) for name in SHARED)
+    for path in (*shared, *(p for folder in ("ir", "engines", *CHOOSING) for p in tree(package, folder))):
         try:
             with open(path, "rb", buffering=0) as file:
                 content, written = file.read(), os.fstat(file.fileno()).st_mtime

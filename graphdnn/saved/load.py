@@ -27,7 +27,7 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.ir.views import is_free
 from graphdnn.lazy import cached_property
-from graphdnn.report import CompileReport
+from graphdnn.report.model import CompileReport
 from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule

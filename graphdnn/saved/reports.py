@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from graphdnn.errors import SavedFileError
-from graphdnn.report import CompileReport
-from graphdnn.report_tables import tabled
+from graphdnn.report.model import CompileReport
+from graphdnn.report.tables import tabled
 from graphdnn.saved import container
 from graphdnn.saved.records import read_bounded, read_record
 

@@ -9,7 +9,7 @@ from graphdnn.errors import SavedFileError
 from graphdnn.executable import Decided
 from graphdnn.ir.given import path_to_write
 from graphdnn.ir.graph import Graph
-from graphdnn.report import CompileReport
+from graphdnn.report.model import CompileReport
 from graphdnn.saved import container
 from graphdnn.saved.container import Bytes
 from graphdnn.saved.manifest import ManifestModel, PlanModel, StepModel, environment

@@ -13,7 +13,7 @@ from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.nvrtc import compile as nvrtc_compile
 from graphdnn.passes.select import Cover
-from graphdnn.planning import Problem, planned
+from graphdnn.planning.planner import Problem, planned
 from tests.cases import graphs
 from tests.cases.fake_engine import FakeEngine
 from tests.planned import H200, answers, h200_report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import graphdnn as gd
-from graphdnn.report import CandidateReport, CompileReport
+from graphdnn.report.model import CandidateReport, CompileReport
 
 
 def double() -> gd.Graph:

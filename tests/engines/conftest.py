@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from graphdnn import session
 from graphdnn.engines import manifest
 from graphdnn.engines.budget import Budget
+from graphdnn.planning import session
 from graphdnn.runtime.timing import HostTimer
 from tests.engines.scripted import Clock, Scripted
 

@@ -17,7 +17,7 @@ from graphdnn.engines.choose import Chosen, Decision, Refused, Selector
 from graphdnn.engines.contract import Candidate, Device, Policy
 from graphdnn.ir.region import Region
 from graphdnn.passes.select import Offer
-from graphdnn.report import CompileReport
+from graphdnn.report.model import CompileReport
 from graphdnn.runtime.device import HostDevice
 from graphdnn.target import Target
 from tests.engines.scripted import Act, Clock, Scripted
@@ -117,7 +117,7 @@ class TestMemoryLimit:
             self.compiled(5000)
 
     def test_timed_plans_are_weighed_anew(self, with_engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from graphdnn import session
+        from graphdnn.planning import session
         from graphdnn.runtime.timing import HostTimer
 
         clock = Clock()

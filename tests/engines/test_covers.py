@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import compiler, covers, planning
+from graphdnn import compiler
 from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile_for
 from graphdnn.config import CompileOptions
-from graphdnn.covers import KIND
 from graphdnn.engines.choose import Decision
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.errors import ContextLostError
 from graphdnn.ir.region import Region
 from graphdnn.passes.fuse import Proposal
+from graphdnn.planning import covers, planner
+from graphdnn.planning.covers import KIND
 from graphdnn.runtime.device import HostDevice
 from graphdnn.target import Target
 from tests.engines.scripted import Act, Clock, Scripted
@@ -57,8 +58,8 @@ def proposing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(graph.name)
         return real(graph)
 
-    real = planning.propose
-    monkeypatch.setattr(planning, "propose", propose)
+    real = planner.propose
+    monkeypatch.setattr(planner, "propose", propose)
     return asked
 
 

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 import graphdnn as gd
-from graphdnn import compiler, session
+from graphdnn import compiler
 from graphdnn.answer import Decline
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.errors import ContextLostError
 from graphdnn.ir.types import Array
+from graphdnn.planning import session
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.timing import HostTimer

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import compiler, session
+from graphdnn import compiler
 from graphdnn.answer import Decline
 from graphdnn.engines import manifest
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
+from graphdnn.planning import session
 from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.timing import CudaTimer
 from tests.engines.scripted import Act, Clock, Scripted

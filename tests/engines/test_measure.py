@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import session
 from graphdnn.answer import Code, Decline
+from graphdnn.planning import session
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.timing import HostTimer

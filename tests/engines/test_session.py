@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from graphdnn import compiler, session
+from graphdnn import compiler
 from graphdnn.answer import Decline
 from graphdnn.engines import tune
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.thread_pool import ThreadPool
 from graphdnn.ir.region import Region
+from graphdnn.planning import session
 from tests.engines.compiled import compiled, double
 from tests.engines.scripted import Act, Clock, Scripted
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import compiler, session
+from graphdnn import compiler
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.errors import MomentaryError, OutOfMemoryError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
+from graphdnn.planning import session
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.child import DEPTH_VARIABLE
 from graphdnn.runtime.device import HostDevice

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import session
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines import check, tune
 from graphdnn.engines.trial import Tried, built
+from graphdnn.planning import session
 from graphdnn.runtime.cache import DiskStore
 from graphdnn.runtime.device import HostDevice
 from tests.engines.compiled import answer, compiled, double, told

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import session
 from graphdnn.compiler import compile_for
 from graphdnn.engines import manifest
 from graphdnn.engines.contract import aligned
 from graphdnn.engines.tune import Tuner
-from graphdnn.report import CompileReport
+from graphdnn.planning import session
+from graphdnn.report.model import CompileReport
 from graphdnn.runtime.timing import CudaTimer
 from tests.runtime.clocked import L2, RecordingDevice
 from tests.test_device_choice import Act, DeviceEngine, graph

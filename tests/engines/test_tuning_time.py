@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import compiler, session
+from graphdnn import compiler
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.tune import Progress
-from graphdnn.progress import Line
-from graphdnn.report import CompileReport
+from graphdnn.planning import session
+from graphdnn.planning.progress import Line
+from graphdnn.report.model import CompileReport
 from tests.engines.compiled import compiled
 from tests.engines.scripted import Act, Clock, Scripted
 

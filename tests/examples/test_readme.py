@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import graphdnn as gd
-from graphdnn.cli import parser
+from graphdnn.commands.cli import parser
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.passes.pipeline import OPTIONAL_PASSES
 

@@ -11,8 +11,8 @@ import pytest
 
 import graphdnn as gd
 from examples.models import bert, llama, mobilenet, resnet
-from graphdnn import planning
-from graphdnn.covers import KIND
+from graphdnn.planning import planner
+from graphdnn.planning.covers import KIND
 from graphdnn.runtime.cache import DiskStore
 
 pytestmark = pytest.mark.gpu
@@ -52,8 +52,8 @@ def test_a_recalled_compilation_is_the_same(
     smooth = all(p.chosen and p.chosen.tried[0].verdict == "chosen" for p in cold.decided.picks)
     assert bool([e for e in DiskStore(tmp_path).entries() if e.kind == KIND]) == smooth
     proposed: list[str] = []
-    real = planning.propose
-    monkeypatch.setattr(planning, "propose", lambda g: (proposed.append(g.name), real(g))[1])
+    real = planner.propose
+    monkeypatch.setattr(planner, "propose", lambda g: (proposed.append(g.name), real(g))[1])
     warm = gd.compile(graph, "cuda", settings)
     assert (not proposed) == smooth
     arrays = drawn(graph, rng)

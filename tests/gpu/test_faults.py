@@ -7,11 +7,11 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.answer import Decline
+from graphdnn.commands.replay import replay
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.cudnn.engine import CudnnEngine
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.ir.region import Region
-from graphdnn.replay import replay
 from graphdnn.runtime.cache import DIRECTORY_VARIABLE, DiskStore
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.probe import KIND, ChildProber

@@ -11,8 +11,8 @@ import pytest
 
 import graphdnn as gd
 from examples.models import resnet
-from graphdnn import planning
 from graphdnn.engines.nvrtc import compile as nvrtc_compile
+from graphdnn.planning import planner
 from graphdnn.saved import container
 from tests.numbers import relative_error
 
@@ -55,7 +55,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr(planning, "planned", refuse)
+    monkeypatch.setattr(planner, "planned", refuse)
     monkeypatch.setattr(nvrtc_compile, "compile_cubin", refuse)
     monkeypatch.setattr("graphdnn.engines.nvrtc.engine.compile_cubin", refuse)
     for engine in ("cudnn.engine.CudnnEngine", "cublaslt.engine.CublasLtEngine", "nvrtc.engine.NvrtcEngine"):

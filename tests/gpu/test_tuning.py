@@ -18,7 +18,7 @@ from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.engines.tune import Job, Outcome, Tuner
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import channels_last
-from graphdnn.report import CompileReport, RegionReport
+from graphdnn.report.model import CompileReport, RegionReport
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.timing import CudaTimer
 from tests.gpu.handwritten import pointwise

@@ -7,8 +7,8 @@ import pytest
 
 import graphdnn as gd
 from examples.models import bert, llama
-from graphdnn.explain import explain
-from graphdnn.report import RegionReport
+from graphdnn.report.explain import explain
+from graphdnn.report.model import RegionReport
 from tests.planned import h200_report
 
 SEQUENCES = 3

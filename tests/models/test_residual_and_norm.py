@@ -8,7 +8,7 @@ import pytest
 import graphdnn as gd
 from examples.models import llama
 from examples.models.bert import LARGE, bert_layer, random_layer_weights
-from graphdnn.report import CandidateReport, CompileReport
+from graphdnn.report.model import CandidateReport, CompileReport
 from tests.planned import answers, h200_report
 
 ROWS, WIDTH = 8192, 1024

@@ -91,7 +91,7 @@ def test_the_wheel_is_for_every_platform(built: Built) -> None:
             "[console_scripts]",
             "graphdnn",
             "=",
-            "graphdnn.cli:main",
+            "graphdnn.commands.cli:main",
         ]
         assert archive.read(f"{NAME}.dist-info/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 

@@ -82,7 +82,7 @@ except gd.SetupError as error:
 
 def test_the_command_line_explains_and_the_doctor_answers(tmp_path) -> None:
     script = f"""
-from graphdnn import cli
+from graphdnn.commands import cli
 graph.save({str(tmp_path / "block.json")!r})
 print(cli.main(["explain", {str(tmp_path / "block.json")!r}, "--target", "h200"]))
 print(cli.main(["doctor"]) in (0, 1))

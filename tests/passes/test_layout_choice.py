@@ -16,7 +16,7 @@ from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.layout_choice import cover_us
 from graphdnn.passes.layout_images import PENALTY, channels_last_nodes, least_converted_nodes, matters, may_join
 from graphdnn.passes.rewrite import Ask
-from graphdnn.report import CompileReport
+from graphdnn.report.model import CompileReport
 from tests.planned import H200, h200_report
 
 

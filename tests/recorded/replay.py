@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import compiler, session
+from graphdnn import compiler
 from graphdnn.answer import Code, Decline
 from graphdnn.engines import manifest
 from graphdnn.engines.contract import Bench, Candidate, Device, DevicePlan, HostPlan, Policy, Support, Timing
 from graphdnn.engines.saved import unnamed
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
-from graphdnn.report import CompileReport, PlanReport
+from graphdnn.planning import session
+from graphdnn.report.model import CompileReport, PlanReport
 from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.timing import CudaTimer
 from graphdnn.target import Target

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from graphdnn import cli
-from graphdnn.explain import size
-from graphdnn.plans_view import ORDER
-from graphdnn.report import CompileReport, PlanReport
+from graphdnn.commands import cli
+from graphdnn.report.explain import size
+from graphdnn.report.model import CompileReport, PlanReport
+from graphdnn.report.plans import ORDER
 from tests.recorded.lists import FILE, Plan, Recording, read
 from tests.recorded.replay import Machine, reported
 

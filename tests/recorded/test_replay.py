@@ -21,7 +21,7 @@ from graphdnn.engines.cudnn.plans import PlanName, Proposal
 from graphdnn.engines.manifest import load_engine
 from graphdnn.engines.tune import PLANS
 from graphdnn.ir.region import Region
-from graphdnn.report import CompileReport
+from graphdnn.report.model import CompileReport
 from tests.gpu.record_candidates import Task, regions_of
 from tests.recorded.lists import FILE, Offer, Plan, Recording, read
 from tests.recorded.made import made

@@ -12,7 +12,7 @@ import numpy as np
 import graphdnn as gd
 from graphdnn.ir.graph import Value
 from graphdnn.ir.types import DType
-from graphdnn.report import CompileReport, FixReport
+from graphdnn.report.model import CompileReport, FixReport
 from tests.planned import h200_report
 
 DTYPES: dict[str, DType] = {t.name: t for t in (gd.float16, gd.bfloat16, gd.float32, gd.float64, gd.int32)}

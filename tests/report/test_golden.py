@@ -2,7 +2,7 @@
 
 import pytest
 
-from graphdnn.report import CandidateReport, CompileReport, FixReport
+from graphdnn.report.model import CandidateReport, CompileReport, FixReport
 from tests.planned import answers, h200_report
 from tests.report.golden import FOLDER, GOLDEN, Wishes, rendered
 

@@ -10,7 +10,7 @@ from graphdnn.answer import Decline
 from graphdnn.compiler import Problem, Selector, fitted
 from graphdnn.engines.manifest import engines_for
 from graphdnn.ir.graph import Graph
-from graphdnn.user_words import own_answer
+from graphdnn.report.user_words import own_answer
 from tests.models.convolutional import NETWORKS
 from tests.passes.random_graphs import random_graph
 

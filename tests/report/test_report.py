@@ -13,15 +13,15 @@ import graphdnn as gd
 from examples.models.bert import load_config, load_weights, published_folder, sentence_encoder
 from examples.models.resnet import build, random_parameters
 from graphdnn import compiler
-from graphdnn.account import account
 from graphdnn.answer import FIXABLE
 from graphdnn.engines.contract import Support
 from graphdnn.engines.cudnn.engine import CudnnEngine
-from graphdnn.explain import explain
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import DType
 from graphdnn.passes.pipeline import OPTIONAL_PASSES
-from graphdnn.report import CompileReport, Verdict
+from graphdnn.report.account import account
+from graphdnn.report.explain import explain
+from graphdnn.report.model import CompileReport, Verdict
 from tests.ir.samples import SAMPLES, Sample
 from tests.passes.random_graphs import random_graph
 from tests.planned import H200, h200_report

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graphdnn.report import CompileReport
+from graphdnn.report.model import CompileReport
 from tests.engines.cudnn.surface_graphs import GRAPHS
 from tests.planned import answers, h200_report
 

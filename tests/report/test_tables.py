@@ -11,14 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 import graphdnn as gd
-from graphdnn import report as report_module
-from graphdnn import report_tables
-from graphdnn.report import CandidateReport, CompileReport, FixReport
-from graphdnn.report_tables import ranges, tabled
+from graphdnn.report import model as report_module
+from graphdnn.report import tables
+from graphdnn.report.model import CandidateReport, CompileReport, FixReport
+from graphdnn.report.tables import ranges, tabled
 from graphdnn.saved.kinds import Kind, kind_of
 from tests.planned import H200, h200_report
 from tests.report.golden import GOLDEN, Wishes
-from tests.test_diff import block
+from tests.report.test_diff import block
 
 BYTES_A_NODE = 5_000_000 / 3000
 
@@ -166,7 +166,7 @@ def test_ranges_that_stand_for_too_much_are_refused(with_tables: None, monkeypat
     document = json.loads(h200_report(block(8)).model_dump_json())
     document["names"] = [str(i) for i in range(10_000)]
     document["candidates"] += ["0-9999: 0: 0"] * 20
-    monkeypatch.setattr(report_tables, "MOST", 100_000)
+    monkeypatch.setattr(tables, "MOST", 100_000)
     with pytest.raises(ValidationError, match="stand for more than"):
         CompileReport.model_validate(document)
 

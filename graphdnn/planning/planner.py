@@ -15,8 +15,6 @@ from typing import Protocol
 
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
-from graphdnn.covers import Covers
-from graphdnn.decisions import engine_of
 from graphdnn.engines.choose import Chosen, Decision, Selector
 from graphdnn.engines.contract import Device, Support
 from graphdnn.errors import CompileError, SetupError
@@ -29,6 +27,8 @@ from graphdnn.ir.views import is_free
 from graphdnn.passes.fuse import Proposal, propose
 from graphdnn.passes.pipeline import PassRecord, prepare
 from graphdnn.passes.select import Cover, Offer, select
+from graphdnn.planning.covers import Covers
+from graphdnn.planning.decisions import engine_of
 from graphdnn.runtime.schedule import Step
 
 Price = Callable[[str, Region], float]

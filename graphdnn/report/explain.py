@@ -13,7 +13,7 @@ from io import StringIO
 from typing import Any
 from unicodedata import category
 
-from graphdnn.report import CandidateReport, CompileReport, Record, RegionReport
+from graphdnn.report.model import CandidateReport, CompileReport, Record, RegionReport
 from graphdnn.spelling import counted
 
 WIDTH = 250

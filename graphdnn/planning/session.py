@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from graphdnn.decisions import engine_of, name_of
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Device
@@ -13,13 +12,14 @@ from graphdnn.engines.manifest import MANIFEST
 from graphdnn.engines.records import TuningRecords
 from graphdnn.engines.tune import Tuner
 from graphdnn.ir.region import Region
-from graphdnn.planning import Planned, Problem
-from graphdnn.progress import watcher
+from graphdnn.planning.decisions import engine_of, name_of
+from graphdnn.planning.planner import Planned, Problem
+from graphdnn.planning.progress import watcher
+from graphdnn.planning.variants import fastest
 from graphdnn.runtime.process_pool import ProcessPool
 from graphdnn.runtime.schedule import Schedule
 from graphdnn.runtime.timing import timer_for
 from graphdnn.spelling import counted
-from graphdnn.variants import fastest
 
 HOLD_THE_LOCK = ("cudnn",)
 """Engines whose libraries compile one plan at a time in one process, since their bindings keep Python's lock."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphdnn.explain import printable, shorten, size
-from graphdnn.report import CompileReport, PassReport, RegionReport
+from graphdnn.report.explain import printable, shorten, size
+from graphdnn.report.model import CompileReport, PassReport, RegionReport
 from graphdnn.spelling import counted
 
 Spell = Callable[[int], str]

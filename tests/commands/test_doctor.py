@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from graphdnn import cli, doctor
-from graphdnn.doctor import LIBRARIES, PACKAGES, Finding, Library, healthy
+from graphdnn.commands import cli, doctor
+from graphdnn.commands.doctor import LIBRARIES, PACKAGES, Finding, Library, healthy
 from graphdnn.runtime import driver
 
 CUDNN = next(x for x in LIBRARIES if x.name == "cuDNN")
@@ -205,7 +205,7 @@ def test_packages_are_told_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_packages_are_wanted_as_the_project_wants_them() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     required = [*project["dependencies"], *project["optional-dependencies"]["cuda13"]]
     for name, least, end, _ in PACKAGES:
         (line,) = [r for r in required if re.match(rf"{name}[<>=]", r)]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import graphdnn as gd
-from graphdnn import cli
-from graphdnn.diff import difference
-from graphdnn.explain import escaped, explain, printable
-from graphdnn.plans_view import plans
-from graphdnn.report import CompileReport
+from graphdnn.commands import cli
+from graphdnn.report.diff import difference
+from graphdnn.report.explain import escaped, explain, printable
+from graphdnn.report.model import CompileReport
+from graphdnn.report.plans import plans
 from tests.planned import h200_report
 
 OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e]")

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from graphdnn.engines.tune import Progress
-from graphdnn.progress import Line, watcher
+from graphdnn.planning.progress import Line, watcher
 
 
 class Terminal(io.StringIO):

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from graphdnn.engines.records import TuningRecords
 from graphdnn.errors import CompileError, ContextLostError, ExecutionError, MomentaryError
-from graphdnn.fitting import COMPETING, fitted
-from graphdnn.planning import Planned, Problem
+from graphdnn.planning.fitting import COMPETING, fitted
+from graphdnn.planning.planner import Planned, Problem
 from graphdnn.runtime.schedule import Schedule
 
 MARGIN = 0.99

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.explain import printable, shorten, size
-from graphdnn.report import CandidateReport, CompileReport, PlanReport, RegionReport
+from graphdnn.report.explain import printable, shorten, size
+from graphdnn.report.model import CandidateReport, CompileReport, PlanReport, RegionReport
 from graphdnn.spelling import counted
 
 HEADINGS = ("engine", "plan", "verdict", "scratch", "estimate us", "time us", "same bits", "precision", "notes")

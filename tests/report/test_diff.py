@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import cli
-from graphdnn.diff import difference, groups
-from graphdnn.report import CompileReport, RegionReport
+from graphdnn.commands import cli
+from graphdnn.report.diff import difference, groups
+from graphdnn.report.model import CompileReport, RegionReport
 from tests.planned import h200_report
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import lock
 from graphdnn.engines import manifest
 from graphdnn.passes.fuse import propose
+from graphdnn.saved import lock
 from graphdnn.saved.kinds import Kind, kind_of
 from tests.cases.fake_engine import FakeEngine
 from tests.passes.random_graphs import random_arrays, random_graph
-from tests.test_diff import block
+from tests.report.test_diff import block
 
 H200 = gd.Target.named("h200")
 APART = gd.CompileOptions(disabled_passes=("fuse",))

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from graphdnn.answer import Code, Decline
-from graphdnn.decisions import Decisions, anchor_of, engine_of, name_of
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Support
 from graphdnn.engines.trial import Tried
@@ -15,7 +14,8 @@ from graphdnn.engines.tune import floor_us
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.region import Region
 from graphdnn.passes.pipeline import PassRecord
-from graphdnn.report import (
+from graphdnn.planning.decisions import Decisions, anchor_of, engine_of, name_of
+from graphdnn.report.model import (
     CandidateReport,
     CompileReport,
     FixReport,
@@ -26,7 +26,7 @@ from graphdnn.report import (
     RegionReport,
     Verdict,
 )
-from graphdnn.user_words import UserNames, own_answer
+from graphdnn.report.user_words import UserNames, own_answer
 
 PACKAGES = (
     "numpy",

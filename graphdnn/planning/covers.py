@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphdnn.config import CompileOptions
-from graphdnn.decisions import engine_of
 from graphdnn.engines.answers import OURS, circumstances, structure
 from graphdnn.engines.choose import Chosen, Decision, Selector
 from graphdnn.engines.contract import Store, Support
@@ -24,6 +23,7 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.views import is_free
 from graphdnn.passes.cover_search import bits
 from graphdnn.passes.select import Cover, Offer
+from graphdnn.planning.decisions import engine_of
 
 KIND = "cover"
 """Kind of the store's entries."""

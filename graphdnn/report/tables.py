@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graphdnn.report import CandidateReport, CompileReport
+from graphdnn.report.model import CandidateReport, CompileReport
 from graphdnn.saved.records import complaint
 
 FORMAT = "graphdnn report"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import graphdnn as gd
-from graphdnn import cli
+from graphdnn.commands import cli
 from graphdnn.saved.kinds import Kind, kind_of
-from tests.test_diff import block
+from tests.report.test_diff import block
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def replay(
     those of CompileOptions.  `tell` is given a line for each thing that happens.  Raises ExecutionError for a file,
     inputs or options that are wrong, or where no child process can be started.
     """
-    child = Child.start("graphdnn.replay:work")
+    child = Child.start("graphdnn.commands.replay:work")
     if isinstance(child, Ended):
         raise ExecutionError(f"a replay needs a child process: {child.how}")
     question = {

@@ -3,8 +3,8 @@
 import pytest
 
 import graphdnn as gd
-from graphdnn.explain import SHOWN_CHANGES, SHOWN_LINES, encloses, explain, lessons, shorten, size
-from graphdnn.report import CandidateReport, CompileReport, FixReport, PassReport, RegionReport, Verdict
+from graphdnn.report.explain import SHOWN_CHANGES, SHOWN_LINES, encloses, explain, lessons, shorten, size
+from graphdnn.report.model import CandidateReport, CompileReport, FixReport, PassReport, RegionReport, Verdict
 
 
 def candidate(

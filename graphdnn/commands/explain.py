@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphdnn.cache_cli import Answer
+from graphdnn.commands.cache import Answer
 from graphdnn.errors import CompileError, GraphDnnError, GraphError
 from graphdnn.spelling import counted, hint
 
 if TYPE_CHECKING:
     from graphdnn.config import CompileOptions
     from graphdnn.ir.graph import Graph
-    from graphdnn.report import CompileReport
+    from graphdnn.report.model import CompileReport
     from graphdnn.target import Target
 
 TAKEN = "a graph (of Graph.save), a saved executable (of Executable.save) or a report (of explain --json)"
@@ -25,8 +25,8 @@ DESCRIBED = " (described)"
 
 def explained(options: argparse.Namespace) -> Answer:
     """What `graphdnn explain` prints.  Of two files as diff(1): status 0 where they are equal, 1 where they differ."""
-    from graphdnn.diff import difference
-    from graphdnn.explain import explain
+    from graphdnn.report.diff import difference
+    from graphdnn.report.explain import explain
 
     asked = asked_options(options)
     if options.diff is not None:
@@ -65,8 +65,8 @@ def target_word(report: CompileReport) -> str:
 
 def planned(options: argparse.Namespace) -> Answer:
     """What `graphdnn plans` prints: the candidates of one region, or the regions there are."""
-    from graphdnn.explain import escaped, printable, table
-    from graphdnn.plans_view import plans
+    from graphdnn.report.explain import escaped, printable, table
+    from graphdnn.report.plans import plans
 
     report = report_of(options.file, options.target, options.options)
     names = [region.name for region in report.regions]

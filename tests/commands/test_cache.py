@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from graphdnn import cli
-from graphdnn.cache_cli import size
+from graphdnn.commands import cli
+from graphdnn.commands.cache import size
 from graphdnn.engines.saved import spelled
 from graphdnn.runtime.cache import DIRECTORY_VARIABLE, DiskStore
 

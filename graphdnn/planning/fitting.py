@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from graphdnn.decisions import engine_of
 from graphdnn.errors import CompileError
 from graphdnn.ir.region import Region
-from graphdnn.planning import Planned, Price, Problem, planned, steps_of
+from graphdnn.planning.decisions import engine_of
+from graphdnn.planning.planner import Planned, Price, Problem, planned, steps_of
 from graphdnn.runtime.schedule import Schedule, schedule
 
 COMPETING = ("sink", "merge", "pad", "layout")

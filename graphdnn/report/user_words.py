@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from graphdnn.answer import NAME_ALONE, OVERRULED, Code, Decline, renamed
-from graphdnn.decisions import Decisions
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Support
 from graphdnn.ir.op import Op
 from graphdnn.ir.region import Region
 from graphdnn.lazy import cached_property
+from graphdnn.planning.decisions import Decisions
 
 
 def own_answer(selector: Selector, engine: str, region: Region, shared: Decline) -> Decline:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import graphdnn as gd
-from graphdnn import cli
-from graphdnn.plans_view import plans
-from graphdnn.report import CompileReport, PlanReport
+from graphdnn.commands import cli
+from graphdnn.report.model import CompileReport, PlanReport
+from graphdnn.report.plans import plans
 from tests.planned import h200_report
-from tests.test_diff import block
+from tests.report.test_diff import block
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graphdnn import __version__
-from graphdnn.cache_cli import add_cache
+from graphdnn.commands.cache import add_cache
+from graphdnn.commands.explain import explained, planned
 from graphdnn.errors import GraphDnnError
-from graphdnn.explain_cli import explained, planned
 
 CLOSED_PIPE = 128 + 13
 """The status of a program that nobody reads any more, as a shell tells it: 128 and the number of SIGPIPE."""
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def complain(sentence: str) -> None:
     """What is wrong, on stderr; files and what they name may be called anything."""
-    from graphdnn.explain import escaped
+    from graphdnn.report.explain import escaped
 
     print(f"graphdnn: {escaped(sentence)}", file=sys.stderr)
 
@@ -138,7 +138,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     for name in ("inputs", "target", "options"):
         if getattr(options, name) is not None:
             raise GraphDnnError(f"doctor: --{name} is for a replay, and there is none; --replay FILE is needed with it")
-    from graphdnn.doctor import examine, healthy
+    from graphdnn.commands.doctor import examine, healthy
 
     findings = examine()
     for finding in findings:
@@ -147,9 +147,9 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    from graphdnn.explain import escaped
-    from graphdnn.explain_cli import target_here
-    from graphdnn.replay import replay
+    from graphdnn.commands.explain import target_here
+    from graphdnn.commands.replay import replay
+    from graphdnn.report.explain import escaped
     from graphdnn.saved.kinds import SAID, Kind, kind_of
 
     target = "auto" if options.target is None else target_here(options.target, options.replay)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import cli, replay
+from graphdnn.commands import cli, replay
+from graphdnn.commands.replay import Outcome, Suspect, Watch
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.errors import ContextLostError
-from graphdnn.replay import Outcome, Suspect, Watch
 from graphdnn.runtime.child import Child, Ended
 from graphdnn.runtime.program import Program
 from tests.runtime import fake

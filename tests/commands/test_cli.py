@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn import cli, doctor
-from graphdnn.doctor import Finding
-from graphdnn.report import CompileReport
+from graphdnn.commands import cli, doctor
+from graphdnn.commands.doctor import Finding
+from graphdnn.report.model import CompileReport
 from tests.planned import h200_report
 
 
@@ -94,7 +94,7 @@ def test_a_missing_command_is_a_matter_of_usage(capsys: pytest.CaptureFixture) -
 
 
 def test_the_script_runs(saved: str) -> None:
-    code = "import sys; from graphdnn.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from graphdnn.commands.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", code, "explain", saved, "--target", "nowhere"],
         capture_output=True,
@@ -117,7 +117,7 @@ def test_doctor_prints_every_finding_and_fails_for_what_is_missing(
 
 
 def script(*arguments: str, **settings: Any) -> Any:
-    code = "import sys; from graphdnn.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from graphdnn.commands.cli import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.run([sys.executable, "-c", code, *arguments], text=True, check=False, **settings)
 
 

@@ -17,14 +17,14 @@ from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Decision
 from graphdnn.errors import SavedFileError
 from graphdnn.executable import Decided, Pick
-from graphdnn.fitting import COMPETING
 from graphdnn.ir.given import path_to_write
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.tensorfile import atomic
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.select import Offer
-from graphdnn.report import CompileReport
+from graphdnn.planning.fitting import COMPETING
+from graphdnn.report.model import CompileReport
 from graphdnn.saved.manifest import compared, environment
 from graphdnn.saved.records import Strict, read_bounded, read_json, read_record
 from graphdnn.spelling import counted
@@ -141,7 +141,7 @@ def read_lock(path: Path) -> LockModel:
 
 
 class Lock:
-    """A lock file held against one compilation (planning.Fixed)."""
+    """A lock file held against one compilation (planner.Fixed)."""
 
     def __init__(self, who: str, model: LockModel) -> None:
         self.who = who

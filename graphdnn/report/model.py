@@ -145,7 +145,7 @@ class CompileReport(Record):
     @model_serializer(mode="wrap", when_used="json")
     def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """JSON: the fields as they are, or tables where there are many candidates."""
-        from graphdnn.report_tables import tabled
+        from graphdnn.report.tables import tabled
 
         fields: dict[str, Any] = plain(self) if len(self.candidates) <= PLAIN else tabled(self)
         return fields
@@ -154,7 +154,7 @@ class CompileReport(Record):
     @classmethod
     def _fields(cls, document: Any) -> Any:
         """The fields of a document with tables; all else as it is."""
-        from graphdnn.report_tables import untabled
+        from graphdnn.report.tables import untabled
 
         return untabled(document) if isinstance(document, dict) and "format" in document else document
 

@@ -1,0 +1,1 @@
+"""The command `graphdnn`, one file a subcommand."""

@@ -1,0 +1,1 @@
+"""What was decided about a graph and why, as data (`CompileReport`) and as text."""
