@@ -60,7 +60,6 @@ class CublasLtPlan:
 
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the product on a stream.  Raises ExecutionError where the library refuses it."""
-        operation = self._operations.mine
         a, b, c, d = addresses[self._a], addresses[self._b], addresses[self._c], addresses[self._d]
         together = a | b | c | d
         bias = 0
@@ -74,6 +73,7 @@ class CublasLtPlan:
                 raise ExecutionError(self._misaligned(addresses))
         layout_a, layout_b, layout_c, layout_d = self._layouts.addresses
         try:
+            operation = self._operations.mine  # made by the first call of a thread, which the library may refuse too
             for to_a, to_b, to_c, to_d, to_bias in self._starts:
                 if bias and bias + to_bias != operation.bias_address:
                     operation.set_bias(bias + to_bias)

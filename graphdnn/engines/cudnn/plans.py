@@ -208,9 +208,8 @@ class CudnnPlan:
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the plan on `stream`, with this thread's handle.  Raises ExecutionError where cuDNN refuses it."""
         pointers = {uid: addresses[index] for uid, index in self.bindings}
-        handle = HANDLES.on(self._ordinal, stream)
         try:
-            self._held[0](pointers, workspace, handle)
+            self._held[0](pointers, workspace, HANDLES.on(self._ordinal, stream))
         except (RuntimeError, MemoryError) as error:
             raise failure(error, self.who["plan"]) from None
 

@@ -379,6 +379,34 @@ def test_a_lack_of_memory_is_of_the_moment(
         assert answer.code is Code.TRANSIENT
 
 
+def test_a_thread_without_memory_for_its_descriptors_is_told_so(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """A thread makes descriptors of its own at its first call of a plan."""
+
+    def starve(*_: object) -> None:
+        raise StarvingError("CUBLAS_STATUS_ALLOC_FAILED")
+
+    fake.cuBLASLtError = StarvingError
+    library = fake.library()
+    monkeypatch.setattr(engine_module, "open_library", lambda: library)
+    region = product(*CASES["one"])
+    plan = built(region)
+    monkeypatch.setattr(fake, "matmul_desc_create", starve, raising=False)
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            run(region, plan, rng)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert [type(e) for e in errors] == [OutOfMemoryError]
+
+
 def test_descriptors_go_with_their_plan(fake: Fake, rng: np.random.Generator) -> None:
     region = product(*CASES["one"], gd.float16, vector(-1))
     plan = built(region)

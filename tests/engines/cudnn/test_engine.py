@@ -119,6 +119,19 @@ def test_a_plan_that_lacks_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         plan.enqueue([], 7, 4096)
 
 
+def test_a_thread_without_memory_for_its_handle_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread makes a handle of its own at its first call of any plan."""
+
+    def hungry(ordinal: int, stream: int) -> int:
+        raise RuntimeError("CUDNN_STATUS_ALLOC_FAILED")
+
+    monkeypatch.setattr(plans, "HANDLES", SimpleNamespace(on=hungry))
+    graph = SimpleNamespace(_execute=lambda *given: None)
+    plan = CudnnPlan(Lowering(graph, ()), 3, 256, {"plan": "eng4_k24=2"})
+    with pytest.raises(OutOfMemoryError, match="eng4_k24=2"):
+        plan.enqueue([], 7, 4096)
+
+
 class Hungry:
     """An operation graph of two plans, the second of which has no memory to say what it needs."""
 
