@@ -84,6 +84,6 @@ class Lazy(Future[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         if not self.done():
-            with suppress(BaseException):
+            with suppress(Exception):  # but not Ctrl-C, which is meant for whoever asks
                 self.result(timeout)
         return super().exception(timeout)
