@@ -1,13 +1,14 @@
-"""Whether a plan's numbers are right: random inputs that lead nowhere outside, a trusted result, and a verdict.
+"""Whether a plan's results are right: random inputs whose indices stay in range, a trusted result, and a verdict.
 
-Regions whose float64 definition takes no time are compared with that, others with each other: the largest group of
-plans of different engines that agree is trusted.  Where no group is larger, or one engine speaks alone, the definition
-of a part of the batch decides.
+Where the float64 definition of a region is cheap, every plan's results are compared with it.  Elsewhere plans are
+compared with each other: plans whose results agree form a group, and the group of the most independent implementations
+is trusted.  Where two groups are of equally many, or all plans are of one implementation, the results are compared with
+the definition of a part of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 
@@ -20,6 +21,7 @@ from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
 from graphdnn.ir.ops.movement import Gather, WriteSlice
+from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
 from graphdnn.ir.ops.pointwise import Cast, Elementwise
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
@@ -55,6 +57,10 @@ SHARP = frozenset(
 
 SHARP_SHARE = 1e-3
 """Elements that may be off for that reason."""
+
+OF_UNIT_SCALE = (Attention, LayerNorm, RmsNorm, InstanceNorm)
+"""Ops whose rounding errors are those of numbers around 1 even where results vanish: attention averages values that are
+drawn from a standard normal distribution, and norms give rows whose mean square is 1."""
 
 FEW = 64
 """Outputs of fewer elements may be near zero by chance, so their error is measured against sums of magnitudes."""
@@ -128,9 +134,13 @@ def operand_scale(node: Node, index: int) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """One plan's outputs at the compared places; `voice` is its engine, of a library's the numbered one."""
+    """One plan's outputs at the compared elements.
 
-    voice: str
+    `implementation` names the code that computed them: the engine, and of a library the number of its own engine or
+    algorithm.  Two plans that differ in knobs alone share it, so that their agreement proves nothing.
+    """
+
+    implementation: str
     precision: str
     outputs: tuple[Array, ...]
 
@@ -153,22 +163,22 @@ class Checker:
         self._part = slice(count - max(1, int(PART_S / self._least_s)), count) if count > 1 else None
 
     @property
-    def needs_voices(self) -> bool:
-        """Whether plans are compared with each other, so that one alone tells nothing."""
+    def compares_plans(self) -> bool:
+        """Whether `judge` compares plans with each other, so that it can say nothing of one plan alone."""
         return not self._is_small
 
     @property
-    def can_ask(self) -> bool:
-        """Whether the definition, or a part of it, takes little enough to be computed for one engine alone."""
+    def can_afford_definition(self) -> bool:
+        """Whether the definition, or that of one entry of the batch, takes PART_S at most."""
         return self._least_s <= PART_S
 
-    def finding(self, voice: str, precision: str, outputs: Sequence[Array]) -> Finding:
+    def finding(self, implementation: str, precision: str, outputs: Sequence[Array]) -> Finding:
         """What is kept of a plan's outputs."""
         picked = (widened(a if p is None else at(a, p)) for a, p in zip(outputs, self._places, strict=True))
-        return Finding(voice, precision, tuple(np.array(a) for a in picked))
+        return Finding(implementation, precision, tuple(np.array(a) for a in picked))
 
     def judge(self, findings: Sequence[Finding]) -> list[str]:
-        """For each what is wrong with it, empty where nothing is."""
+        """What is wrong with each finding, in words; empty for one that is right."""
         if self._is_small:
             return self.by_definition(findings)
         groups: list[list[int]] = []
@@ -180,10 +190,10 @@ class Checker:
                 home.append(index)
         if len(groups) < 2:
             return [""] * len(findings)
-        voices = sorted((len({findings[i].voice for i in g}) for g in groups), reverse=True)
-        if voices[0] == voices[1] and self._least_s <= DISPUTE_S:
+        support = [len({findings[i].implementation for i in g}) for g in groups]
+        if support.count(max(support)) > 1 and self._least_s <= DISPUTE_S:
             return self.by_definition(findings)
-        trusted = max(groups, key=lambda g: (len({findings[i].voice for i in g}), len(g)))
+        _, trusted = max(zip(support, groups, strict=True), key=lambda pair: (pair[0], len(pair[1])))
         reference = findings[trusted[0]]
         return ["" if i in trusted else self._differs(f, reference) for i, f in enumerate(findings)]
 
@@ -306,6 +316,5 @@ def is_sharp(region: Region) -> bool:
 
 
 def own_scale(region: Region) -> float:
-    """Magnitude that an error is measured against at least: that of the values for attention, 1 for normalised rows."""
-    kinds: Mapping[str, float] = {"attention": 1.0, "layer_norm": 1.0, "rms_norm": 1.0, "instance_norm": 1.0}
-    return max((kinds.get(n.kind, 0.0) for n in region.nodes), default=0.0)
+    """Magnitude that an error is measured against at least, however small the results are."""
+    return 1.0 if any(isinstance(n.op, OF_UNIT_SCALE) for n in region.nodes) else 0.0

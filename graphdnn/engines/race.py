@@ -1,4 +1,4 @@
-"""The plans of one region against each other: run, computed, timed on one bench, and at last judged."""
+"""The plans of one region against each other: each is run and timed on one bench, then all results are compared."""
 
 from __future__ import annotations
 
@@ -39,11 +39,16 @@ class Queue:
 
 
 class Race:
-    """The plans of one region on one bench.  A plan that nobody times for being hopeless may still bear witness.
+    """The plans of one region on one bench.
 
-    When the budget is spent, the first plan that was built in time is timed all the same, and no more; after a Ctrl-C
-    none is.  `lacking` says which memory kept a plan from being timed.  A plan that loses the device's context ends it
-    with ContextLostError.
+    An engine whose estimate is far above the best measured time is not timed, but the results of its first plan may
+    serve to check those of the others.  When the budget is spent, one plan that is built already is still timed where
+    none was; after a Ctrl-C none is.
+
+    `lacking` names the memory for want of which a plan was not timed.  `is_complete` is False where the budget kept a
+    plan from being timed, `is_compared` where no independent result was there to check against, `is_repeatable` where a
+    failure was of the moment, so that the outcome may not be remembered.  Methods raise ContextLostError where a plan
+    lost the device's context.
     """
 
     def __init__(self, bench: Bench, checker: Checker, budget: Budget, device: Device, floor_us: float) -> None:
@@ -56,12 +61,12 @@ class Race:
         self._best_us = math.inf
         self._tried: dict[str, list[Tried]] = {}
         self._right: list[tuple[Built, Tried, Finding]] = []
-        self._witnesses: list[tuple[Candidate, Future[Built | Tried]]] = []
+        self._untimed: list[tuple[Candidate, Future[Built | Tried]]] = []
         self._refused: dict[str, Decline] = {}
         self.lacking = ""
         self.is_complete = True
         self.is_compared = True
-        self.is_repeatable = True  # until something fails that may work another time
+        self.is_repeatable = True
 
     @property
     def is_timed(self) -> bool:
@@ -79,7 +84,7 @@ class Race:
             reason = f"not timed: estimated {support.estimated_us:.1f} us against {self._best_us:.1f}"
             tried += [Tried(c, "slower", reason) for c, _ in queue.builds]
             self._seen += len(queue.builds)
-            self._witnesses += queue.builds[:1]
+            self._untimed += queue.builds[:1]
             for _, future in queue.builds[1:]:
                 future.cancel()
         else:
@@ -112,7 +117,7 @@ class Race:
         tried.append(entry)
         self._right.append((one, entry, finding))
         # A wrong plan must not make right ones look hopeless: one that is too fast to be true counts as the floor.
-        if self._checker.needs_voices or not self._checker.judge([finding])[0]:
+        if self._checker.compares_plans or not self._checker.judge([finding])[0]:
             self._best_us = min(self._best_us, max(timing.us, self._floor_us))
 
     def _timed(self, one: Built) -> tuple[Built, Finding, Timing] | Tried:
@@ -132,12 +137,12 @@ class Race:
         return failed(candidate, failure(error, what, candidate, self._device))
 
     def _computed(self, one: Built) -> Finding | Tried:
-        """What its first run computes, on the bench: its inputs lead nowhere outside."""
+        """What its first run computes on the bench's inputs, whose indices stay in range."""
         candidate = one.candidate
-        voice = f"{candidate.engine} {candidate.name.split('_')[0]}"
+        implementation = f"{candidate.engine} {candidate.name.split('_')[0]}"
         announce(candidate)
         try:
-            return self._checker.finding(voice, candidate.precision, self._bench.results(one.plan))
+            return self._checker.finding(implementation, candidate.precision, self._bench.results(one.plan))
         except RUN_ERRORS as error:
             return self._failed(candidate, error, "failed on its first run")
 
@@ -157,28 +162,32 @@ class Race:
         return tried, {e: one for e, (_, one) in fastest.items()}, self._refused
 
     def _verdicts(self, findings: list[Finding]) -> list[str]:
-        """What is wrong with each; a voice that is alone is compared with the definition, else with witnesses."""
+        """What is wrong with each finding.
+
+        Findings of one implementation alone are compared with the definition, and where that takes too long with the
+        results of plans that were not timed.
+        """
         checker = self._checker
-        is_alone = checker.needs_voices and len({f.voice for f in findings}) == 1
-        if is_alone and not checker.can_ask:
-            witnesses = self._testimony()
-            self.is_compared = len({f.voice for f in (*findings, *witnesses)}) > 1
-            return checker.judge([*findings, *witnesses])
-        for _, future in self._witnesses:
+        is_alone = checker.compares_plans and len({f.implementation for f in findings}) == 1
+        if is_alone and not checker.can_afford_definition:
+            others = self._untimed_findings()
+            self.is_compared = len({f.implementation for f in (*findings, *others)}) > 1
+            return checker.judge([*findings, *others])
+        for _, future in self._untimed:
             future.cancel()
         return checker.by_definition(findings) if is_alone else checker.judge(findings)
 
-    def _testimony(self) -> list[Finding]:
+    def _untimed_findings(self) -> list[Finding]:
         """Results of plans that were not timed."""
-        heard: list[Finding] = []
-        for candidate, future in self._witnesses:
+        findings: list[Finding] = []
+        for candidate, future in self._untimed:
             one = self._finished(candidate, future)
             found = self._computed(one) if isinstance(one, Built) else one
             if isinstance(found, Finding):
-                heard.append(found)
-            else:  # it was not to be chosen anyway
+                findings.append(found)
+            else:  # no plan that could be chosen, so its failure is not reported
                 self.is_repeatable &= not found.is_transient
-        return heard
+        return findings
 
     def _finished(self, candidate: Candidate, future: Future[Built | Tried]) -> Built | Tried:
         """A plan once it is built."""

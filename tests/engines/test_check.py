@@ -22,7 +22,7 @@ def whole(graph: gd.Graph) -> Region:
 
 
 def verdicts(region: Region, rng: np.random.Generator, **results: list[Array]) -> dict[str, str]:
-    """Reasons by name, each name being a voice; the part behind "__" tells plans of one engine apart."""
+    """Reasons by name, each name being an implementation; the part behind "__" tells plans of one engine apart."""
     inputs = inputs_for(region, np.random.default_rng(0))
     checker = Checker(region, inputs, Policy(), rng)
     findings = [checker.finding(name.split("__")[0], "", arrays) for name, arrays in results.items()]
@@ -134,7 +134,7 @@ class TestLarge:
         region = product()
         (y,) = right(region)
         near = [(y * 1.0005).astype(y.dtype)]
-        # Many plans of one engine share its faults: they are one voice.
+        # Many plans of one engine share its faults: they are one implementation.
         many = {f"bad__{i}": [y * 2] for i in range(5)}
         reasons = verdicts(region, rng, one=[y], two=near, **many)
         assert [n for n, r in reasons.items() if r] == list(many)
@@ -146,7 +146,7 @@ class TestLarge:
         cut = [(a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for a in inputs]
         rounded = [a.astype(np.float32) for a in definition(region, cut)]
         checker = Checker(region, inputs, Policy("tf32"), rng)
-        found = [checker.finding(voice, "tf32", rounded) for voice in ("one", "two")]
+        found = [checker.finding(name, "tf32", rounded) for name in ("one", "two")]
         found += [checker.finding("three", "float32", a) for a in (exact, [2 * a for a in exact])]
         assert [bool(reason) for reason in checker.judge(found)] == [False, False, False, True]
         # Among exact plans, the same difference is a fault.

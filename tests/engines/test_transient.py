@@ -123,14 +123,14 @@ def test_where_all_of_an_engine_lacks_memory_it_counts_as_failed(clock: Clock, w
     assert WORDS in entry.reason
 
 
-def test_a_witness_that_lacked_memory_is_asked_another_time(
+def test_an_untimed_plan_that_lacked_memory_is_asked_another_time(
     store: DiskStore, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphdnn.engines.check.AT_ONCE_S", -1.0)
     monkeypatch.setattr("graphdnn.engines.check.PART_S", 0.0)
     for lacks in ("run", ""):
-        witness = Hungry("witness", {"b": Act(9000)}, clock, estimated_us=9000, lacks=lacks)
-        with_engines(Scripted("one", {"a": Act(1)}, clock), witness)
+        untimed = Hungry("untimed", {"b": Act(9000)}, clock, estimated_us=9000, lacks=lacks)
+        with_engines(Scripted("one", {"a": Act(1)}, clock), untimed)
         report = compiled(double()).report
         assert any("not compared" in note for note in report.regions[0].notes) is bool(lacks)
         assert bool(store.entries()) is not lacks

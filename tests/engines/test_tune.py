@@ -178,7 +178,7 @@ class TestLarge:
         assert set(told(report, "liar").values()) == {"wrong"}
         assert not report.regions[0].notes
 
-    def test_what_was_not_timed_for_being_slow_still_bears_witness(
+    def test_what_was_not_timed_for_being_slow_still_serves_to_check_others(
         self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         plain = Scripted("plain", {"p": Act(9000)}, clock, estimated_us=9000)
@@ -187,7 +187,7 @@ class TestLarge:
         assert report.regions[0].engine == "plain"
         assert told(report, "liar") == {"a": "wrong"}
 
-    def test_a_voice_that_is_alone_is_held_against_a_part_of_the_definition(
+    def test_an_implementation_that_is_alone_is_held_against_a_part_of_the_definition(
         self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(check, "PART_S", 1.0)
@@ -198,7 +198,7 @@ class TestLarge:
         assert told(report, "one") == {"eng1_k2=1": "wrong", "eng1_k2=2": "chosen"}
         assert (plain.built, report.regions[0].notes) == ([], ())
 
-    def test_a_voice_that_is_alone_is_noted(self, clock: Clock, with_engines: Any) -> None:
+    def test_an_implementation_that_is_alone_is_noted(self, clock: Clock, with_engines: Any) -> None:
         with_engines(Scripted("one", {"a": Act(1)}, clock))
         (note,) = compiled(double()).report.regions[0].notes
         assert "numbers were not compared" in note
