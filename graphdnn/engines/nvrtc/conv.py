@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from graphdnn.engines.nvrtc.indexing import split_index
-from graphdnn.engines.nvrtc.recipe import Anchored, buffers
+from graphdnn.engines.nvrtc.recipe import Anchored, parameter_names
 from graphdnn.engines.nvrtc.tiled import Contraction, Read, but_in_ieee_float32, tiled_family
 from graphdnn.engines.nvrtc.tiling import Product, Tiling, dense_vector
 from graphdnn.engines.nvrtc.window import declared, operand_constants, three
@@ -41,7 +41,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
     """A convolution as a tiled product."""
     x, w = parts.anchor.operands
     product = product_of(parts)
-    slot = buffers(region)
+    parameter = parameter_names(region)
     batch, _, *places = parts.anchor.result.type.shape
     names = [f"i{axis}" for axis in range(2 + len(places))]
 
@@ -54,8 +54,8 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
     def place(block: str) -> Sequence[str]:
         return [
             f"const Index group = {block};",
-            f"const TA* a = p{slot[x].index} + group * CG * X_C;",
-            f"const TB* b = p{slot[w].index} + group * N * W_K;",
+            f"const TA* a = {parameter[x]} + group * CG * X_C;",
+            f"const TB* b = {parameter[w]} + group * N * W_K;",
         ]
 
     return Contraction(

@@ -15,7 +15,7 @@ from graphdnn.engines.nvrtc.conv import conv_op, window_constants
 from graphdnn.engines.nvrtc.emit import prelude, storage, template
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
-from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, buffers, parameters
+from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, buffers, parameter_names, parameters
 from graphdnn.engines.nvrtc.tiling import accumulator
 from graphdnn.engines.nvrtc.window import declared
 from graphdnn.ir.ops.linear import Conv
@@ -183,7 +183,7 @@ def recipe(region: Region, parts: Anchored, strips: Strips) -> Recipe:
     kernel = Kernel(
         "depthwise",
         partial(source, region, parts, strips),
-        all_buffers(region),
+        buffers(region),
         (strips.blocks, 1, 1),
         (strips.threads, 1, 1),
     )
@@ -220,7 +220,7 @@ def source(region: Region, parts: Anchored, strips: Strips) -> str:
     w_c, _, w_h, w_w = w.type.layout
     vectors = all(s % strips.channels == 0 for s in (x_n, x_h, x_w))
     names = ["i0", "i1", "i2", "i3"]
-    slot = buffers(region)
+    parameter = parameter_names(region)
     return "\n".join(
         (
             prelude(),
@@ -235,7 +235,7 @@ def source(region: Region, parts: Anchored, strips: Strips) -> str:
             f"constexpr bool VECTORS = {str(vectors).lower()}, FILTER_DENSE = {str(w_c != 1).lower()};",
             template("depthwise.cu"),
             f'extern "C" __global__ void __launch_bounds__({strips.threads}) depthwise({parameters(region)}) {{',
-            f"const TA* x = p{slot[x].index};\nconst TB* w = p{slot[w].index};",
+            f"const TA* x = {parameter[x]};\nconst TB* w = {parameter[w]};",
             template("depthwise_body.cu"),
             epilogue.condition(1, strips.channels),
             f'_Pragma("unroll") for (int u = 0; u < {strips.rows}; ++u) {{',

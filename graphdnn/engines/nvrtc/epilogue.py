@@ -12,7 +12,7 @@ from graphdnn.engines.nvrtc.emit import register
 from graphdnn.engines.nvrtc.group import Access, Store, held, load_group, wide_condition, work_group
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
 from graphdnn.engines.nvrtc.places import Grid, Misplaced, Place, placed_results, strides_at
-from graphdnn.engines.nvrtc.recipe import Anchored, anchored, buffers
+from graphdnn.engines.nvrtc.recipe import Anchored, anchored, parameter_names
 from graphdnn.engines.nvrtc.rows_phases import LIGHT
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.region import Region
@@ -97,7 +97,7 @@ def epilogue_of(region: Region, parts: Anchored, result: str, sums: int, most: i
     apart = sums > most and any(n.op.label not in LIGHT for n in parts.after)
     demand = Demand(parts.after, shape, {parts.anchor.result: "total" if apart else result})
     results = [demand(value, places[value]) for value in region.outputs]
-    parameter = {v: f"p{b.index}" for v, b in buffers(region).items()}
+    parameter = parameter_names(region)
     loads = {name: Access(parameter[load.value], load.value, load.strides) for load, name in demand.loads.items()}
     lines, function = demand.lines, ""
     if apart:

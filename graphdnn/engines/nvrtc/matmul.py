@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from graphdnn.engines.nvrtc.indexing import offset_terms, split_index
 from graphdnn.engines.nvrtc.places import Grid, Run, strides_at
-from graphdnn.engines.nvrtc.recipe import Anchored, buffers
+from graphdnn.engines.nvrtc.recipe import Anchored, parameter_names
 from graphdnn.engines.nvrtc.tiled import Contraction, Read, tiled_family
 from graphdnn.engines.nvrtc.tiling import Product, Tiling, dense_vector
 from graphdnn.ir.graph import Value
@@ -36,7 +36,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
     product = product_of(parts)
     operands = parts.anchor.operands
     walked = walks(parts, product)
-    slot = buffers(region)
+    parameter = parameter_names(region)
     names = [f"i{axis}" for axis in range(len(product.batch) + 2)]
     *batch, row, column = names
 
@@ -56,7 +56,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
         each = zip(("A", "B"), ("a", "b"), operands, starts, strict=True)
         return [
             *split_index(f"(Index)({block})", product.batch, batch, "Index"),
-            *(f"const T{big}* {small} = p{slot[v].index} + ({start});" for big, small, v, start in each),
+            *(f"const T{big}* {small} = {parameter[v]} + ({start});" for big, small, v, start in each),
         ]
 
     return Contraction(

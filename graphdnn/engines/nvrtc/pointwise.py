@@ -25,7 +25,7 @@ from graphdnn.engines.nvrtc.indexing import (
     vector_width,
 )
 from graphdnn.engines.nvrtc.places import MOVES, Cut, Grid, Misplaced, placed_results
-from graphdnn.engines.nvrtc.recipe import RAMP_US, Family, Kernel, Pairs, Recipe, all_buffers, buffers, parameters
+from graphdnn.engines.nvrtc.recipe import RAMP_US, Family, Kernel, Pairs, Recipe, buffers, parameter_names, parameters
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
@@ -144,7 +144,7 @@ def plan_walk(region: Region, target: Target) -> Walk:
         name: Bound(moved, bound.low, bound.high)
         for (bound, name), moved in zip(demand.bounds.items(), space.accesses[last:], strict=True)
     }
-    parameter = {v: f"p{b.index}" for v, b in buffers(region).items()}
+    parameter = parameter_names(region)
     accesses = [
         Access(parameter[a.value], a.value, moved, a.offset, " && ".join(a.bounds))
         for a, moved in zip(located, walked, strict=True)
@@ -236,7 +236,7 @@ def repetition(space: Space, loads: Mapping[str, Access], width: int, target: Ta
 def generate(region: Region, target: Target) -> Recipe:
     walk = outline(region, target)
     grid = -(-groups(walk) // (BLOCK * walk.repeat))
-    kernel = Kernel("pointwise", partial(source, region, target), all_buffers(region), (grid, 1, 1), (BLOCK, 1, 1))
+    kernel = Kernel("pointwise", partial(source, region, target), buffers(region), (grid, 1, 1), (BLOCK, 1, 1))
     return Recipe(f"pointwise_x{walk.width}", (kernel,), in_place=in_place(region, walk))
 
 

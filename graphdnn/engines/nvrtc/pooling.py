@@ -15,12 +15,22 @@ from math import prod
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.demand import Demand
-from graphdnn.engines.nvrtc.emit import BOUNDS, literal, prelude, register, storage, template
+from graphdnn.engines.nvrtc.emit import BOUNDS, literal, prelude, register, template
 from graphdnn.engines.nvrtc.epilogue import epilogue_of, placed, placed_in
 from graphdnn.engines.nvrtc.group import Access, held, load_group, wide_condition
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, split_index
 from graphdnn.engines.nvrtc.places import Place
-from graphdnn.engines.nvrtc.recipe import RAMP_US, Anchored, Family, Kernel, Recipe, anchored, buffers
+from graphdnn.engines.nvrtc.recipe import (
+    RAMP_US,
+    Anchored,
+    Family,
+    Kernel,
+    Recipe,
+    anchored,
+    buffers,
+    parameter_names,
+    parameters,
+)
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.pool import AvgPool, MaxPool, Pool
 from graphdnn.ir.region import Region
@@ -85,10 +95,8 @@ def prologue_of(region: Region, parts: Anchored) -> Prologue:
     assert not isinstance(places, Decline)
     demand = Demand(parts.before, x.type.shape)
     result = demand(x, places[x])
-    slot = buffers(region)
-    loads = {
-        name: Access(f"p{slot[load.value].index}", load.value, load.strides) for load, name in demand.loads.items()
-    }
+    parameter = parameter_names(region)
+    loads = {name: Access(parameter[load.value], load.value, load.strides) for load, name in demand.loads.items()}
     return Prologue(loads, tuple(demand.lines), result)
 
 
@@ -114,11 +122,7 @@ def generate(region: Region, target: Target) -> Recipe:
     axis, width = vector(x, y)
     grid = -(-y.size // (width * BLOCK))
     kernel = Kernel(
-        "pool",
-        partial(source, region, parts, op, axis, width),
-        tuple(buffers(region).values()),
-        (grid, 1, 1),
-        (BLOCK, 1, 1),
+        "pool", partial(source, region, parts, op, axis, width), buffers(region), (grid, 1, 1), (BLOCK, 1, 1)
     )
     return Recipe(f"{op.kind}_x{width}", (kernel,))
 
@@ -140,16 +144,13 @@ def source(region: Region, parts: Anchored, op: Pool, axis: int, width: int) -> 
     index = "int" if fits else "i64"
     names = [f"i{a}" for a in range(y.rank)]
     order = walk_order(y)
-    count = len(region.inputs)
-    parameters = [f"const {storage(v.type.dtype)}* __restrict__ p{i}" for i, v in enumerate(region.inputs)]
-    parameters += [f"{storage(v.type.dtype)}* __restrict__ p{count + i}" for i, v in enumerate(region.outputs)]
     walked = [f"i{a}" if a != axis or width == 1 else "vector_index" for a in order]
     extents = [y.shape[a] // (width if a == axis else 1) for a in order]
     groups = y.size // width
     return "\n".join(
         (
             prelude() + template("rows.cu"),
-            f'extern "C" __global__ void __launch_bounds__({BLOCK}) pool({", ".join(parameters)}) {{',
+            f'extern "C" __global__ void __launch_bounds__({BLOCK}) pool({parameters(region)}) {{',
             f"const {index} group = ({index})blockIdx.x * {BLOCK} + threadIdx.x;",
             f"if (group >= {groups}) return;",
             *split_index("group", extents, walked, index),

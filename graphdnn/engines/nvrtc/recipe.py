@@ -139,20 +139,20 @@ def anchored(region: Region) -> Anchored | Decline:
     return Anchored(anchor, before, tuple(n for n in region.nodes if n is not anchor and n not in before))
 
 
-def buffers(region: Region) -> dict[Value, Buffer]:
-    """The argument that stands for each input and output of the region."""
-    return {v: Buffer(i) for i, v in enumerate((*region.inputs, *region.outputs))}
-
-
-def all_buffers(region: Region) -> tuple[Buffer, ...]:
+def buffers(region: Region) -> tuple[Buffer, ...]:
     """Arguments of a kernel whose parameters are those of `parameters`."""
     return tuple(Buffer(i) for i in range(len(region.inputs) + len(region.outputs)))
 
 
-def parameters(region: Region, in_place: Pairs = ()) -> str:
-    """C++ parameters p0, p1, ... for the region's inputs, then its outputs, as `buffers` numbers them.
+def parameter_names(region: Region) -> dict[Value, str]:
+    """The C++ parameter of each input and output of the region, as `parameters` declares them."""
+    return {v: f"p{i}" for i, v in enumerate((*region.inputs, *region.outputs))}
 
-    Those of `in_place` may be one memory, and the compiler is not told otherwise.
+
+def parameters(region: Region, in_place: Pairs = ()) -> str:
+    """Declarations of C++ parameters p0, p1, ... for the region's inputs, then its outputs.
+
+    The input and output of a pair of `in_place` may be the same memory, so they are not declared __restrict__.
     """
     count = len(region.inputs)
     shared = {i for i, _ in in_place} | {count + o for _, o in in_place}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from graphdnn.engines.nvrtc.emit import BOUNDS, emit_node, literal, prelude, register, storage, template
 from graphdnn.engines.nvrtc.indexing import offset_terms, split_index
-from graphdnn.engines.nvrtc.recipe import Argument, Kernel, Pairs, Recipe, Scratch, buffers, parameters
+from graphdnn.engines.nvrtc.recipe import Argument, Kernel, Pairs, Recipe, Scratch, buffers, parameter_names, parameters
 from graphdnn.engines.nvrtc.rows_layout import Access, Layout, accesses, element
 from graphdnn.engines.nvrtc.rows_phases import Phase, phases
 from graphdnn.engines.nvrtc.rows_program import Output, Program, Term
@@ -91,7 +91,7 @@ class Writer:
         self.phases = phases(program, layout.kept > 0)
         self.ids = {t: i for i, t in enumerate(program.terms)}
         self.index = "int" if layout.fits_int else "i64"
-        self.arguments = {v: b.index for v, b in buffers(region).items()}
+        self.parameter = parameter_names(region)
         self.row_names = [f"a{i}" for i in range(len(layout.rows))]
         self.col_names = [f"c{i}" for i in range(len(layout.cols))]
         self.held: set[Term] = set()
@@ -100,7 +100,7 @@ class Writer:
 
     def kernel(self) -> Kernel:
         layout = self.layout
-        arguments: list[Argument] = [*buffers(self.region).values(), *map(Scratch, self.offsets.values())]
+        arguments: list[Argument] = [*buffers(self.region), *map(Scratch, self.offsets.values())]
         walks = self.only is None or self.phases[self.only].is_walk
         grid = (layout.blocks, layout.splits if walks else 1, 1)
         return Kernel(self.entry, self.text, tuple(arguments), grid, (layout.threads, 1, 1))
@@ -159,7 +159,7 @@ class Writer:
 
     def pointer(self, access: Access) -> str:
         assert access.value is not None
-        return f"p{self.arguments[access.value]}"
+        return self.parameter[access.value]
 
     def base(self, access: Access) -> str:
         if isinstance(access, Output):

@@ -16,7 +16,7 @@ from graphdnn.engines.contract import Policy
 from graphdnn.engines.nvrtc.emit import prelude, storage, template
 from graphdnn.engines.nvrtc.epilogue import Epilogue, anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
-from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, all_buffers, parameters
+from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, buffers, parameters
 from graphdnn.engines.nvrtc.tiling import Fetching, Product, Tiling, accumulator, best_tiling, fold, tiled_us
 from graphdnn.ir.op import Op
 from graphdnn.ir.region import Region
@@ -103,7 +103,7 @@ def generate(name: str, describe: Describe, region: Region, target: Target) -> R
     kernel = Kernel(
         name,
         partial(source, name, region, parts, work, tiling),
-        all_buffers(region),
+        buffers(region),
         (work.product.blocks(tiling), 1, 1),
         (tiling.threads, 1, 1),
     )

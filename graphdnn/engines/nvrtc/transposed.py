@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
-from graphdnn.engines.nvrtc.recipe import Anchored, buffers
+from graphdnn.engines.nvrtc.recipe import Anchored, parameter_names
 from graphdnn.engines.nvrtc.tiled import Contraction, Read, but_in_ieee_float32, tiled_family
 from graphdnn.engines.nvrtc.tiling import Product, Tiling, dense_vector
 from graphdnn.engines.nvrtc.window import declared, operand_constants, three
@@ -126,7 +126,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
     groups = transposed_op(parts).groups
     batch, _, *places = parts.anchor.result.type.shape
     names = [f"i{axis}" for axis in range(2 + len(places))]
-    slot = buffers(region)
+    parameter = parameter_names(region)
 
     def reads(tiling: Tiling) -> tuple[Read, Read]:
         return operand_reads(parts, product, tiling)
@@ -146,8 +146,8 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
             *(f"const int places_{a.lower()} = (O{a} - phase_{a.lower()} + STEP_{a} - 1) / STEP_{a};" for a in AXES),
             *(f"const int taps_{a.lower()} = TAPS_{a}[phase_{a.lower()}];" for a in AXES),
             f"const int M = {batch} * places_d * places_h * places_w, K = CG * taps_d * taps_h * taps_w;",
-            f"const TA* a = p{slot[x].index} + group * CG * X_C;",
-            f"const TB* b = p{slot[w].index} + group * CG * W_C;",
+            f"const TA* a = {parameter[x]} + group * CG * X_C;",
+            f"const TB* b = {parameter[w]} + group * CG * W_C;",
         ]
 
     return Contraction(
