@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +103,7 @@ def as_dtype(spec: object, who: str = "") -> DType:
         return DTYPES[name]
     try:
         name = np.dtype(spec).name  # type: ignore[call-overload]
-    except TypeError:
+    except (TypeError, ValueError):
         name = repr(spec)
     if name in DTYPES:
         return DTYPES[name]
@@ -269,6 +269,11 @@ def promote(*dtypes: DType) -> DType:
     return next((t for t in INTEGER_ORDER if t in integers), int32)
 
 
+def is_several(given: object) -> TypeGuard[Iterable[Any]]:
+    """Whether a caller gave entries, and not one number, as an array of numpy's or PyTorch's without axes is."""
+    return isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0
+
+
 def normalize_axis(axis: int, of: TensorType | int, who: str) -> int:
     """`axis` of a tensor, or of one of that rank, counted from the front.  Raises GraphError, naming `who` and the
     tensor, when it is outside."""
@@ -285,7 +290,7 @@ def normalize_axis(axis: int, of: TensorType | int, who: str) -> int:
 
 def normalize_axes(axes: int | Sequence[int], of: TensorType | int, who: str) -> tuple[int, ...]:
     """Distinct axes counted from the front, ascending.  Raises GraphError for a repeated or outside one."""
-    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
+    given = tuple(axes) if is_several(axes) else (axes,)
     found = tuple(sorted(normalize_axis(a, of, who) for a in given))
     if len(set(found)) != len(found):
         raise GraphError(f"{who}: axes {given} name one axis twice")

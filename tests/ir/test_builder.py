@@ -1,7 +1,11 @@
 """What a builder takes and refuses, apart from single ops: arrays, numbers, operators."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 import graphdnn as gd
 
@@ -227,3 +231,48 @@ def test_large_strides_of_short_axes_and_large_dense_tensors_are_allowed() -> No
     x, wide = g.input("x", (1, 3), gd.float32), g.input("wide", (2**21, 2**21), gd.int8)
     graph = g.build({"y": g.relu(x), "z": wide}, strides={"y": (2**50, 1), "z": (1, 2**21)})
     assert graph.output_type("z").extent == 2**42
+
+
+ONE_NUMBER: dict[str, Callable[[gd.GraphBuilder, gd.Value, Any], Any]] = {
+    "stride": lambda g, x, n: g.max_pool(x, kernel=n, stride=n, dilation=n),
+    "padding": lambda g, x, n: g.avg_pool(x, kernel=(2, 2), padding=(n, n)),
+    "axes": lambda g, x, n: g.reduce_sum(x, axes=n),
+    "axes of a squeeze": lambda g, x, n: g.squeeze(x, n),
+    "axes of an unsqueeze": lambda g, x, n: g.unsqueeze(x, n),
+    "sizes": lambda g, x, n: g.split(x, n, axis=n)[0],
+}
+
+
+@pytest.mark.parametrize("call", ONE_NUMBER.values(), ids=ONE_NUMBER.keys())
+@pytest.mark.parametrize("one", [np.array(1), np.int64(1), torch.tensor(1)], ids=["array", "scalar", "tensor"])
+def test_an_array_without_axes_is_one_number(call: Callable[..., gd.Value], one: Any) -> None:
+    def built(number: Any) -> str:
+        g = gd.GraphBuilder()
+        return str(g.build({"y": call(g, g.input("x", (2, 1, 5, 4), gd.float32), number)}))
+
+    assert built(one) == built(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda g, x: g.max_pool(x, kernel=np.array([2.0, 2.0])), r"max_pool: kernel is .*whole numbers"),
+        (lambda g, x: g.max_pool(x, kernel=2, padding=np.array([0.5, 0.5])), r"max_pool: padding is .*whole numbers"),
+        (lambda g, x: g.slice(x, np.array(1), (None,), axes=(0,)), r"slice: starts is array\(1\); a sequence"),
+        (lambda g, x: g.concat(np.array(1), axis=0), r"concat: xs is a ndarray; a sequence of values"),
+        (lambda g, x: g.attention(x, x, x, window=np.array(1)), r"attention: window is array\(1\); a pair"),
+        (lambda g, x: g.cast(x, "\ud800"), r"cast: data type '\\ud800' is not one of"),
+        (lambda g, x: g.build({"y": x}, np.array([1, 2])), r"build: updates is a ndarray; a mapping"),
+        (lambda g, x: g.build({"y": x}, strides=np.array([1, 2])), r"build: strides is a ndarray; a mapping"),
+    ],
+)
+def test_arrays_where_numbers_or_mappings_belong_are_refused(call: Callable[..., Any], said: str) -> None:
+    g = gd.GraphBuilder()
+    with pytest.raises(gd.GraphError, match=said):
+        call(g, g.input("x", (2, 3, 5, 4), gd.float32))
+
+
+def test_a_listed_number_too_large_for_float32_is_infinite() -> None:
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.constant([1e300, -1e300, 1.5])})
+    np.testing.assert_array_equal(gd.evaluate(graph, {})["y"], np.array([np.inf, -np.inf, 1.5], np.float32))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import Sequence
+from typing import Any, SupportsFloat
 
 import numpy as np
 
 from graphdnn.errors import GraphError
 
 
-def whole_number(who: str, what: str, value: SupportsIndex) -> int:
+def whole_number(who: str, what: str, value: Any) -> int:
     """A whole number.  Raises GraphError naming `who` and `what` for anything else, 2.0 included."""
     try:
         return int(value.__index__())
@@ -18,7 +18,7 @@ def whole_number(who: str, what: str, value: SupportsIndex) -> int:
         raise GraphError(f"{who}: {what} is {value!r}; a whole number is needed") from None
 
 
-def whole_numbers(who: str, what: str, entries: Iterable[SupportsIndex]) -> tuple[int, ...]:
+def whole_numbers(who: str, what: str, entries: Any) -> tuple[int, ...]:
     """The entries as a tuple.  Raises GraphError naming `who` and `what` for anything but whole numbers."""
     try:
         return tuple(int(n.__index__()) for n in entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, overload
 
 from graphdnn.errors import GraphError
@@ -11,6 +11,7 @@ from graphdnn.ir.builder.arguments import flag, number, one_of, whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.attention import Attention
+from graphdnn.ir.types import is_several
 
 Causal = Literal["top_left", "bottom_right"] | None
 Bounds = Sequence[int | None] | None
@@ -99,7 +100,7 @@ class AttentionMethods(BuilderCore):
 
 def bounds(who: str, window: object) -> tuple[int | None, int | None]:
     """(left, right), each a whole number or None."""
-    entries = tuple(window) if isinstance(window, Iterable) else ()
+    entries = tuple(window) if is_several(window) else ()
     if len(entries) != 2:
         raise GraphError(f"{who}: window is {window!r}; a pair (left, right) is needed")
     left, right = (None if n is None else whole_number(who, "a bound of window", n) for n in entries)

@@ -62,7 +62,8 @@ class BuilderCore:
                 f"{in_words(error)}"
             ) from error
         if data.dtype == np.float64 and not hasattr(array, "dtype"):
-            data = data.astype(np.float32)
+            with np.errstate(all="ignore"):  # what is too large for float32 is infinite, as beside a tensor
+                data = data.astype(np.float32)
         made = checked_type(who, data.shape, as_dtype(data.dtype, who), None)
         data.setflags(write=False)
         return self._writer.constant(Payload(made, data), name)
@@ -77,8 +78,8 @@ class BuilderCore:
         """The immutable graph with these outputs.  `strides` declares layouts of outputs, in elements."""
         given: tuple[tuple[str, object], ...] = (
             ("outputs", outputs),
-            ("updates", updates or {}),
-            ("strides", strides or {}),
+            ("updates", {} if updates is None else updates),
+            ("strides", {} if strides is None else strides),
         )
         for what, named in given:
             if not isinstance(named, Mapping):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import whole_number
+from graphdnn.ir.builder.arguments import whole_number, whole_numbers
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.linear import Conv, MatMul
+from graphdnn.ir.types import is_several
 
 Window = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]]
@@ -50,22 +51,22 @@ class LinearMethods(BuilderCore):
 
 def per_axis(who: str, what: str, value: Window, spatial: int) -> tuple[int, ...]:
     """One number per spatial axis."""
-    if not isinstance(value, Iterable):
+    if not is_several(value):
         return (whole_number(who, what, value),) * spatial
-    entries = tuple(value)
-    if len(entries) != spatial or not all(hasattr(v, "__index__") for v in entries):
+    entries = whole_numbers(who, what, value)
+    if len(entries) != spatial:
         raise GraphError(f"{who}: {what} is {value!r}; a whole number or {spatial} of them are needed")
-    return tuple(int(v.__index__()) for v in entries)
+    return entries
 
 
 def pairs(who: str, value: Padding, spatial: int) -> tuple[tuple[int, int], ...]:
     """(lo, hi) per spatial axis."""
-    if not isinstance(value, Iterable):
+    if not is_several(value):
         both = whole_number(who, "padding", value)
         return ((both, both),) * spatial
-    entries = [tuple(v) if isinstance(v, Iterable) else (v, v) for v in value]
-    if len(entries) != spatial or not all(len(e) == 2 and all(hasattr(n, "__index__") for n in e) for e in entries):
+    entries = [whole_numbers(who, "padding", v if is_several(v) else (v, v)) for v in value]
+    if len(entries) != spatial or any(len(pair) != 2 for pair in entries):
         raise GraphError(
             f"{who}: padding is {value!r}; a whole number, {spatial} of them, or {spatial} (lo, hi) pairs are needed"
         )
-    return tuple((int(lo.__index__()), int(hi.__index__())) for lo, hi in entries)
+    return tuple((lo, hi) for lo, hi in entries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from graphdnn.errors import GraphError
@@ -23,7 +23,7 @@ from graphdnn.ir.ops.movement import (
     Unsqueeze,
     WriteSlice,
 )
-from graphdnn.ir.types import DType, as_dtype, int32, normalize_axes, normalize_axis
+from graphdnn.ir.types import DType, as_dtype, int32, is_several, normalize_axes, normalize_axis
 
 
 class MovementMethods(BuilderCore):
@@ -63,13 +63,13 @@ class MovementMethods(BuilderCore):
         """x with size-1 axes put in, so that they stand at `axes` of the result."""
         who = name or "unsqueeze"
         self._check_owned(f"{who}: x", x)
-        rank = x.type.rank + (len(tuple(axes)) if isinstance(axes, Iterable) else 1)
+        rank = x.type.rank + (len(tuple(axes)) if is_several(axes) else 1)
         return self._add(Unsqueeze(axes=normalize_axes(axes, rank, who)), x, name=name)[0]
 
     def concat(self, xs: Sequence[Value], *, axis: int, name: str | None = None) -> Value:
         """The tensors one after the other along `axis`."""
         who = name or "concat"
-        if isinstance(xs, Value) or not isinstance(xs, Iterable):
+        if isinstance(xs, Value) or not is_several(xs):
             raise GraphError(f"{who}: xs is a {type(xs).__name__}; a sequence of values is needed")
         xs = tuple(xs)
         if not xs:
@@ -83,7 +83,7 @@ class MovementMethods(BuilderCore):
         who = name or "split"
         self._check_owned(f"{who}: x", x)
         axis = normalize_axis(axis, x.type, who)
-        if not isinstance(sizes, Iterable):
+        if not is_several(sizes):
             sizes, extent = whole_number(who, "sizes", sizes), x.type.shape[axis]
             if sizes < 1 or extent % sizes:
                 raise GraphError(f"{who}: {sizes} equal parts cannot be made of axis {axis}: x is {x.type}")
@@ -181,7 +181,7 @@ class MovementMethods(BuilderCore):
 
 def optional_numbers(who: str, what: str, entries: Sequence[int | None]) -> tuple[int | None, ...]:
     """Whole numbers and None."""
-    if not isinstance(entries, Iterable):
+    if not is_several(entries):
         raise GraphError(f"{who}: {what} is {entries!r}; a sequence of whole numbers or None is needed")
     return tuple(None if n is None else whole_number(who, f"an entry of {what}", n) for n in entries)
 
