@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Owner(Protocol):
     """Whoever made a value and can apply a pointwise op or a matmul to it: a GraphBuilder."""
 
-    def operate(self, fn: str, *operands: Value | float) -> Value: ...
+    def _operate(self, fn: str, *operands: Value | float) -> Value: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Value:
             raise GraphError(
                 f"{self}: its builder is gone, so it takes no more operators; build the graph in one place"
             )
-        return owner.operate(fn, *operands)
+        return owner._operate(fn, *operands)
 
     def __add__(self, other: Value | float) -> Value:
         return self._operate("add", self, other)

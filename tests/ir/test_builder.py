@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import graphdnn as gd
+from graphdnn.ir.ops.pointwise import FUNCTIONS
 
 BIG_ENDIAN = np.arange(6, dtype=">f4").reshape(2, 3)
 
@@ -58,6 +59,16 @@ def test_numpy_numbers_are_numbers(number: np.floating) -> None:
     for y in (number * x, x * number, g.mul(x, number)):
         assert y.type == x.type
     assert [str(n.operands[i]) for n, i in zip(g.build({"y": y}).nodes, (0, 1, 1), strict=True)] == ["0.5"] * 3
+
+
+@pytest.mark.parametrize("fn", [f for f, row in FUNCTIONS.items() if row.arity == 2 and hasattr(gd.GraphBuilder, f)])
+def test_operands_are_named_as_the_equation_names_them(fn: str) -> None:
+    dtype = gd.bool if FUNCTIONS[fn].takes == "bool" else gd.float32
+    g = gd.GraphBuilder()
+    first, second = (g.input(name, shape, dtype) for name, shape in (("first", (2, 3)), ("second", (2, 4))))
+    method, names = getattr(g, fn), FUNCTIONS[fn].operands
+    with pytest.raises(gd.GraphError, match=f"{names[0]} is .*, {names[1]} is "):
+        method(**dict(zip(names, (first, second), strict=True)))
 
 
 @pytest.mark.parametrize("operate", [lambda a, x: a + x, lambda a, x: x + a, lambda a, x: a @ x, lambda a, x: x @ a])

@@ -72,14 +72,24 @@ class AttentionMethods(BuilderCore):
         return_lse: bool = False,
         name: str | None = None,
     ) -> Value | tuple[Value, Value]:
-        """softmax(scale * q k^T + bias) v, each query over the keys that it may attend to.
+        """o[b, h, i] = sum over j of p[i, j] v[b, h', j], p[i] = softmax of scale * (q[b, h, i] . k[b, h', j]) + bias.
 
-        q is (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv), Hq a multiple of Hkv; `scale` is 1 / sqrt(D) by
-        default.  Query i may attend to key j when i < q_len, j < kv_len, mask[..., i, j], and with
-        d = j - i - offset: d <= 0 if causal; -left <= d <= right in a window (left, right), None unbounded.  The
-        offset is kv_len - q_len for causal="bottom_right", else 0.  Lengths are int32 (B,), held between 0 and Sq or
-        Skv.  A query without a key gives 0.  With `return_lse` also the log of the softmax's denominator, float32
-        (B, Hq, Sq).
+        The softmax is over the keys j that query i may attend to; the others have p[i, j] = 0.
+
+        Shapes: q is (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv), o (B, Hq, Sq, Dv).  Hq is a multiple of
+        Hkv, and h' = h // (Hq / Hkv): query heads share key heads without a flag, as with PyTorch's enable_gqa.
+        `scale` is 1 / sqrt(D) where it is None.  `bias` (floats) and `mask` (bools, True: may attend) broadcast to (B,
+        Hq, Sq, Skv) and may be combined; `q_lengths` and `kv_lengths` are int32 (B,), those outside 0..Sq and 0..Skv
+        count as the nearest end.
+
+        Query i may attend to key j where i < q_len, j < kv_len, the mask is True, and, with d = j - i - offset, d <= 0
+        if `causal` and -left <= d <= right in a `window` (left, right), of which None is unbounded.  The offset is
+        kv_len - q_len for causal="bottom_right" and 0 for "top_left", which is PyTorch's is_causal, or without causal.
+
+        A query that may attend to nothing gives 0, where PyTorch gives NaN for some of its kernels.  With `return_lse`
+        the result is (o, lse): lse = log of the sum of e ** score over the allowed keys, float32 (B, Hq, Sq), -inf for
+        none.  Scores are float32 for float16 and bfloat16.  Raises GraphError where shapes, types or attributes do not
+        fit.
         """
         who = name or "attention"
         self._check_owned(f"{who}: q", q)

@@ -43,7 +43,8 @@ class BuilderCore:
     def state(self, name: str, shape: Sequence[int], dtype: DType) -> Value:
         """A tensor that lives on between calls (a key/value cache, a running statistic); zero at first.
 
-        It is read like an input; `build(updates={name: new})` gives its next value.
+        It is read like an input, and lies row-major; `build(updates={name: new})` gives its value in the next call.
+        Raises GraphError for a taken name or an extent below 1.
         """
         return self._writer.state(name, checked_type(f"state {name}", shape, dtype, None))
 
@@ -75,7 +76,12 @@ class BuilderCore:
         *,
         strides: Mapping[str, Sequence[int]] | None = None,
     ) -> Graph:
-        """The immutable graph with these outputs.  `strides` declares layouts of outputs, in elements."""
+        """The immutable, verified graph that computes these outputs, by name.
+
+        `updates` gives, by name of a state, the value that it has in the next call.  `strides` declares the layout of
+        outputs by name, in elements; others are row-major.  Raises GraphError where there is neither an output nor an
+        update, for values of another builder, updates whose type is not their state's, and strides that do not fit.
+        """
         given: tuple[tuple[str, object], ...] = (
             ("outputs", outputs),
             ("updates", {} if updates is None else updates),
@@ -114,7 +120,7 @@ class BuilderCore:
             raise in_context(error, name or op.label, operands) from None
         return self._writer.emit(made.op, made.operands, name=name, stem=op.label, first=made.casts)
 
-    def operate(self, fn: str, *operands: Operand) -> Value:
+    def _operate(self, fn: str, *operands: Operand) -> Value:
         """What `+ - * /`, unary minus and `@` between values do."""
         return self._add(MatMul() if fn == "matmul" else Pointwise(fn=fn), *operands, name=None)[0]
 

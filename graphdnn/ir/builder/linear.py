@@ -19,7 +19,12 @@ class LinearMethods(BuilderCore):
     """Operations with weights."""
 
     def matmul(self, a: Value, b: Value, *, name: str | None = None) -> Value:
-        """C[..., m, n] = sum over k of A[..., m, k] * B[..., k, n]; batch axes broadcast; 8-bit integers give int32."""
+        """C[..., m, n] = sum over k of A[..., m, k] * B[..., k, n], for A (..., M, K) and B (..., K, N).
+
+        Batch axes broadcast.  Float types promote to their common type; 8-bit integers give int32, where PyTorch stays
+        in 8 bits.  Raises GraphError for an operand with fewer than two axes (PyTorch takes vectors), inner extents or
+        batch axes that do not fit, floats beside integers, and bools.
+        """
         return self._add(MatMul(), a, b, name=name)[0]
 
     def conv(
@@ -33,9 +38,16 @@ class LinearMethods(BuilderCore):
         groups: int = 1,
         name: str | None = None,
     ) -> Value:
-        """Cross-correlation of x (N, C, *spatial) with w (K, C / groups, *kernel), zero outside; 2-D or 3-D.
+        """y[n, k, o] = sum over c, r of x[n, c, o * stride + r * dilation - lo] * w[k, c, r].
 
-        `stride`, `dilation`: one number or one per spatial axis; `padding` also ((lo, hi), ...) per axis.
+        This is cross-correlation, as PyTorch's conv2d and conv3d.  x is (N, C, *spatial) with two or three spatial axes
+        and zeros outside, w is (K, C / groups, *kernel), the result (N, K, *out) where
+        out = floor((in + lo + hi - dilation * (kernel - 1) - 1) / stride) + 1 along each axis.
+
+        `stride` and `dilation` are a number or one for each spatial axis; `padding` is that, or a (lo, hi) for each.
+        A bias is an op of its own: `bias(y, b, axis=1)`.  Types are as for matmul.
+
+        Raises GraphError where ranks, channels, groups or attributes do not fit, or the kernel is larger than x.
         """
         who = name or "conv"
         self._check_owned(f"{who}: x", x)

@@ -27,16 +27,20 @@ from graphdnn.ir.types import DType, as_dtype, int32, is_several, normalize_axes
 
 
 class MovementMethods(BuilderCore):
-    """Reshaping, reordering, joining, cutting, looking up and writing."""
+    """Reshaping, reordering, joining, cutting, looking up and writing; elements keep their type and their bits.
+
+    Nothing is moved where the result can be a view of x in memory.  Axes may be negative.  Raises GraphError naming the
+    op's operands where shapes, axes or extents do not fit.
+    """
 
     def reshape(self, x: Value, shape: Sequence[int], *, name: str | None = None) -> Value:
-        """x's elements in the same row-major order under another shape; one extent may be -1, and is worked out."""
+        """x's elements in the same row-major order in another shape; one extent may be -1: what the others leave."""
         who = name or "reshape"
         self._check_owned(f"{who}: x", x)
         return self._add(Reshape(shape=completed(who, shape, x.type.size)), x, name=name)[0]
 
     def transpose(self, x: Value, axes: Sequence[int], *, name: str | None = None) -> Value:
-        """Axis a of the result is axis `axes[a]` of x."""
+        """Axis a of the result is axis `axes[a]` of x, as torch.permute; `axes` names every axis of x once."""
         who = name or "transpose"
         self._check_owned(f"{who}: x", x)
         order = tuple(normalize_axis(a, x.type, who) for a in whole_numbers(who, "axes", axes))
@@ -54,20 +58,23 @@ class MovementMethods(BuilderCore):
         return self._add(Expand(shape=shape), x, name=name)[0]
 
     def squeeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
-        """x without these size-1 axes."""
+        """x without `axes`, each of which must have extent 1 (PyTorch leaves longer ones as they are)."""
         who = name or "squeeze"
         self._check_owned(f"{who}: x", x)
         return self._add(Squeeze(axes=normalize_axes(axes, x.type, who)), x, name=name)[0]
 
     def unsqueeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
-        """x with size-1 axes put in, so that they stand at `axes` of the result."""
+        """x with axes of extent 1 put in, so that they are `axes` of the result, as numpy.expand_dims."""
         who = name or "unsqueeze"
         self._check_owned(f"{who}: x", x)
         rank = x.type.rank + (len(tuple(axes)) if is_several(axes) else 1)
         return self._add(Unsqueeze(axes=normalize_axes(axes, rank, who)), x, name=name)[0]
 
     def concat(self, xs: Sequence[Value], *, axis: int, name: str | None = None) -> Value:
-        """The tensors one after the other along `axis`."""
+        """The tensors `xs` one after the other along `axis`, as torch.cat; all other extents must be equal.
+
+        Float types promote to the common one.
+        """
         who = name or "concat"
         if isinstance(xs, Value) or not is_several(xs):
             raise GraphError(f"{who}: xs is a {type(xs).__name__}; a sequence of values is needed")
@@ -79,7 +86,10 @@ class MovementMethods(BuilderCore):
         return self._add(Concat(axis=normalize_axis(axis, xs[0].type, who)), *xs, name=name)[0]
 
     def split(self, x: Value, sizes: int | Sequence[int], *, axis: int, name: str | None = None) -> tuple[Value, ...]:
-        """Consecutive parts of x along `axis`: parts of these extents, or that many equal parts for one number."""
+        """Consecutive parts of x along `axis`, which have the extents `sizes`, or are `sizes` equal parts of it.
+
+        A number is how many parts there are, as for numpy.split; torch.split takes the extent of a part.
+        """
         who = name or "split"
         self._check_owned(f"{who}: x", x)
         axis = normalize_axis(axis, x.type, who)
@@ -100,9 +110,10 @@ class MovementMethods(BuilderCore):
         axes: Sequence[int] | None = None,
         name: str | None = None,
     ) -> Value:
-        """x[start:stop:step, ...], one entry per axis of x or of `axes`: Python's meaning of negative and absent ones.
+        """x[start:stop:step, ...] with one start, stop and step for each axis of x, or for each of `axes`.
 
-        Steps must be at least 1, and something must be left.
+        None and negative starts and stops mean what they do in Python.  Raises GraphError for a step below 1, and where
+        nothing is left of an axis.
         """
         who = name or "slice"
         self._check_owned(f"{who}: x", x)
@@ -137,7 +148,11 @@ class MovementMethods(BuilderCore):
     def pad(
         self, x: Value, padding: Sequence[tuple[int, int]], *, value: float = 0.0, name: str | None = None
     ) -> Value:
-        """x with ((lo, hi), ...) more elements of `value` on both sides of each axis."""
+        """x with `value` around it: lo elements before and hi behind it along each axis; `padding` is ((lo, hi), ...).
+
+        Axes are in x's order, where torch.nn.functional.pad begins with the last.  Raises GraphError for negative
+        padding, and for a value that an integer type does not hold.
+        """
         who = name or "pad"
         self._check_owned(f"{who}: x", x)
         try:
@@ -152,19 +167,21 @@ class MovementMethods(BuilderCore):
         return self._add(Pad(padding=tuple((lo, hi) for lo, hi in pairs), value=filler), x, name=name)[0]
 
     def gather(self, x: Value, indices: Value, *, axis: int = 0, name: str | None = None) -> Value:
-        """The entries of x at `indices` (int32 or int64) along `axis`, as numpy.take; an embedding's lookup.
+        """y[a, i, b] = x[a, indices[i], b]: `axis` of x replaced by the axes of `indices`, as numpy.take.
 
-        Negative indices count from the end; those outside x are held at its nearest end.
+        With axis=0 it is an embedding's lookup.  `indices` are int32 or int64.  Negative ones count from the end; one
+        outside x takes x's first or last entry, where PyTorch raises, since a kernel cannot.
         """
         who = name or "gather"
         self._check_owned(f"{who}: x", x)
         return self._add(Gather(axis=normalize_axis(axis, x.type, who)), x, indices, name=name)[0]
 
     def write_slice(self, x: Value, update: Value, start: Value | int, *, axis: int, name: str | None = None) -> Value:
-        """x with `update` in place of its elements from `start` on along `axis`.
+        """x with `update` in place of its elements from `start` on along `axis`, as XLA's dynamic_update_slice.
 
-        `start` is a number, or an int32 or int64 tensor of one element known only at run time.  It is held between 0
-        and the last place where the update fits.
+        `update` has x's type and extents, but for `axis`, where it may be shorter.  `start` is a number, or an int32 or
+        int64 tensor of one element known only at run time; one below 0, or so large that the update would leave x, is
+        replaced by the nearest start that fits.
         """
         who = name or "write_slice"
         self._check_owned(f"{who}: x", x)
@@ -174,7 +191,7 @@ class MovementMethods(BuilderCore):
         return self._add(WriteSlice(axis=axis, start=whole_number(who, "start", start)), x, update, name=name)[0]
 
     def iota(self, size: int, *, dtype: DType = int32, name: str | None = None) -> Value:
-        """0, 1, ..., size - 1: positions."""
+        """0, 1, ..., size - 1 as a tensor (size,), as torch.arange; `dtype` is an integer type that holds them."""
         extent = whole_number(name or "iota", "size", size)
         return self._add(Iota(size=extent, dtype=as_dtype(dtype, name or "iota").name), name=name)[0]
 

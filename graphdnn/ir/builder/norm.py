@@ -12,7 +12,12 @@ from graphdnn.ir.types import normalize_axes
 
 
 class NormMethods(BuilderCore):
-    """Norms; each result has x's type, whatever the types of the parameters."""
+    """Normalisations of x by a mean and a variance.
+
+    Every result has x's shape and type, whatever the float types of the parameters; statistics are float32 for float16
+    and bfloat16, and variances are those of the population (divided by n).  Raises GraphError for types that are no
+    floats, parameters of another shape than is said, and an `eps` that is negative or not finite.
+    """
 
     def batch_norm(
         self,
@@ -25,7 +30,10 @@ class NormMethods(BuilderCore):
         eps: float = 1e-5,
         name: str | None = None,
     ) -> Value:
-        """(x - mean) / sqrt(var + eps) * scale + bias for each channel (axis 1); the parameters are (C,)."""
+        """y = (x - mean) / sqrt(var + eps) * scale + bias for each channel, with known statistics (inference only).
+
+        x is (N, C, ...), the four parameters are (C,); `var` is the variance, not its inverse.
+        """
         return self._add(BatchNorm(eps=number(name or "batch_norm", "eps", eps)), x, mean, var, scale, bias, name=name)[
             0
         ]
@@ -40,7 +48,11 @@ class NormMethods(BuilderCore):
         eps: float = 1e-5,
         name: str | None = None,
     ) -> Value:
-        """(x - mean) / sqrt(variance + eps) * scale + bias over axes; scale and bias have the shape of x's axes."""
+        """y = (x - mean) / sqrt(variance + eps) * scale + bias, mean and variance over `axes` of x.
+
+        scale and bias, each of which may be absent, have the extents of those axes.  PyTorch names the last axes by
+        their extents (`normalized_shape`), here any axes are named by number, and may be negative.
+        """
         given = {n: v for n, v in (("scale", scale), ("bias", bias)) if v is not None}
         who = name or "layer_norm"
         self._check_owned(f"{who}: x", x)
@@ -57,7 +69,10 @@ class NormMethods(BuilderCore):
         eps: float = 1e-5,
         name: str | None = None,
     ) -> Value:
-        """x / sqrt(mean of x squared + eps) * scale over axes; scale has the shape of x's axes."""
+        """y = x / sqrt(mean of x * x + eps) * scale, the mean over `axes` of x; scale has the extents of those axes.
+
+        PyTorch's default eps is the machine's epsilon of x's type, and not 1e-5.
+        """
         who = name or "rms_norm"
         self._check_owned(f"{who}: x", x)
         found, eps = normalize_axes(axes, x.type, who), number(who, "eps", eps)
@@ -68,13 +83,20 @@ class NormMethods(BuilderCore):
     def instance_norm(
         self, x: Value, scale: Value, bias: Value, *, eps: float = 1e-5, name: str | None = None
     ) -> Value:
-        """(x - mean) / sqrt(variance + eps) * scale + bias over the spatial axes of each sample and channel."""
+        """y = (x - mean) / sqrt(variance + eps) * scale + bias, mean and variance of each sample and channel.
+
+        Both are over the spatial axes of x (N, C, *spatial), of which there is at least one; scale and bias are (C,).
+        """
         return self._add(InstanceNorm(eps=number(name or "instance_norm", "eps", eps)), x, scale, bias, name=name)[0]
 
     def group_norm(
         self, x: Value, scale: Value, bias: Value, *, groups: int, eps: float = 1e-5, name: str | None = None
     ) -> Value:
-        """As instance_norm, with statistics over the spatial axes and C / groups neighbouring channels together."""
+        """y = (x - mean) / sqrt(variance + eps) * scale + bias, mean and variance of each sample and group.
+
+        Both are over C / groups neighbouring channels and all axes behind them of x (N, C, ...).  C is a multiple of
+        `groups`; scale and bias are (C,).
+        """
         who = name or "group_norm"
         op = GroupNorm(groups=whole_number(who, "groups", groups), eps=number(who, "eps", eps))
         return self._add(op, x, scale, bias, name=name)[0]

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.builder.arguments import number, one_of
 from graphdnn.ir.builder.core import BuilderCore
-from graphdnn.ir.builder.promotion import meeting
+from graphdnn.ir.builder.promotion import BOOLS_AS, OF_BOOLS, OF_FLOATS, WHOLE_ALREADY, meeting
 from graphdnn.ir.graph import Value
-from graphdnn.ir.ops.pointwise import FUNCTIONS, Bias, Cast, Fn, Pointwise, Select
+from graphdnn.ir.ops.pointwise import (
+    FUNCTIONS,
+    GRADIENT,
+    GRADIENT_BY_RESULT,
+    ONE,
+    TWO,
+    Bias,
+    Cast,
+    Fn,
+    Pointwise,
+    Select,
+)
 from graphdnn.ir.types import DType, as_dtype, normalize_axis
 from graphdnn.ir.writer import Operand
 
@@ -28,10 +40,24 @@ class Binary(Protocol):
     def __call__(self, a: Operand, b: Operand, *, name: str | None = None) -> Value: ...
 
 
-class PointwiseMethods(BuilderCore):
-    """Pointwise functions; see FUNCTIONS in graphdnn.ir.ops.pointwise for the equation of each.
+class Gradient(Protocol):
+    """A builder method for dy times a function's derivative at x."""
 
-    Types promote as in PyTorch, but for integers beside floats, which are refused; see graphdnn.ir.builder.promotion.
+    def __call__(self, dy: Operand, x: Operand, *, name: str | None = None) -> Value: ...
+
+
+class GradientByResult(Protocol):
+    """A builder method for dy times a function's derivative, computed from the function's result y."""
+
+    def __call__(self, dy: Operand, y: Operand, *, name: str | None = None) -> Value: ...
+
+
+class PointwiseMethods(BuilderCore):
+    """Pointwise functions: each element of the result is computed from the operands' elements at its place.
+
+    Operands broadcast as in numpy, and one of two may be a Python number, which takes the other's type.  float16 and
+    bfloat16 are computed in float32 and rounded once.  Types promote as in PyTorch, but for integers beside floats,
+    which are refused.  Raises GraphError naming the operands where shapes or types do not go together.
     """
 
     neg: Unary
@@ -74,20 +100,27 @@ class PointwiseMethods(BuilderCore):
     less_equal: Binary
     logical_and: Binary
     logical_or: Binary
-    relu_backward: Binary
-    tanh_backward: Binary
-    sigmoid_backward: Binary
-    silu_backward: Binary
+    relu_backward: Gradient
+    tanh_backward: GradientByResult
+    sigmoid_backward: GradientByResult
+    silu_backward: Gradient
 
     def div(
         self, a: Operand, b: Operand, *, rounding_mode: Literal["trunc"] | None = None, name: str | None = None
     ) -> Value:
-        """a / b, in float32 for integers and bools; with "trunc" integers stay: rounded toward zero, 0 where b is 0."""
+        """a / b, with broadcasting; integers and bools are cast to float32 first.
+
+        With rounding_mode="trunc", for integers only, the quotient is rounded toward zero and keeps their type; it is 0
+        where b is 0.  PyTorch's "floor" is not there.
+        """
         one_of(name or "div", "rounding_mode", rounding_mode, (None, "trunc"))
         return self._add(Pointwise(fn="div"), a, b, name=name, whole=rounding_mode == "trunc")[0]
 
     def gelu(self, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None) -> Value:
-        """x * (1 + erf(x / sqrt 2)) / 2, or with "tanh" x * (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))) / 2."""
+        """x * (1 + erf(x / sqrt 2)) / 2, or with approximate="tanh" x * (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))) / 2.
+
+        Takes floats; the result has x's shape and type.
+        """
         return self._add(Pointwise(fn=gelu_form(name or "gelu", approximate)), x, name=name)[0]
 
     def gelu_backward(
@@ -147,7 +180,11 @@ class PointwiseMethods(BuilderCore):
         )[0]
 
     def clip(self, x: Value, *, min: float | None = None, max: float | None = None, name: str | None = None) -> Value:
-        """x held between min and max, either of which may be absent; NaN stays NaN.  Integers take whole bounds."""
+        """min(max(x, `min`), `max`) with Python numbers as bounds, of which one may be absent; NaN stays NaN.
+
+        The result has x's shape and type.  Raises GraphError where both bounds are absent, `min` is above `max`, or an
+        integer type cannot hold a bound.
+        """
         who = name or "clip"
         self._check_owned(f"{who}: x", x)
         if min is None and max is None:
@@ -162,15 +199,26 @@ class PointwiseMethods(BuilderCore):
         return self._add(Pointwise(fn="clip", parameters=bounds), x, name=name)[0]
 
     def cast(self, x: Value, dtype: DType, *, name: str | None = None) -> Value:
-        """x rounded to `dtype`: to nearest even between floats, toward zero to integers, x != 0 to bool."""
+        """x in another type: rounded to the nearest float, ties to even, or toward zero to an integer; as bool x != 0.
+
+        A cast always rounds, also inside a fused kernel.  NaN, and numbers that an integer type does not
+        hold, become an unspecified number of it, as in PyTorch.
+        """
         return self._add(Cast(dtype=as_dtype(dtype, name or "cast").name), x, name=name)[0]
 
     def select(self, condition: Value, a: Operand, b: Operand, *, name: str | None = None) -> Value:
-        """a where condition (bool) holds, b elsewhere; all three broadcast."""
+        """a where condition holds, b elsewhere, as torch.where: all three broadcast, a and b promote.
+
+        Raises GraphError where `condition` is not of type bool.
+        """
         return self._add(Select(), condition, a, b, name=name)[0]
 
     def bias(self, x: Value, b: Value, *, axis: int | None = None, name: str | None = None) -> Value:
-        """x + b with x's shape; b broadcasts against x, and a 1-D b must name the axis of x that it lies along."""
+        """x + b, of x's shape and of the common type; b must broadcast to x's shape.
+
+        A 1-D b, one entry a channel, lies along `axis` of x (1 behind a convolution, -1 behind a matrix product), which
+        must be named unless x is 1-D too.  Raises GraphError where b would make the result larger than x.
+        """
         for what, value in (("x", x), ("b", b)):
             self._check_owned(f"{name or 'bias'}: {what}", value)
         if b.type.rank == 1 and axis is None and x.type.rank > 1:
@@ -206,24 +254,70 @@ def bound(who: str, value: float, dtype: DType) -> float:
     return int(value)
 
 
-def _method(fn: str, row: Fn) -> object:
-    if row.arity == 1:
+def unary(fn: str) -> Unary:
+    def method(self: BuilderCore, x: Value, *, name: str | None = None) -> Value:
+        return self._add(Pointwise(fn=fn), x, name=name)[0]
 
-        def unary(self: BuilderCore, x: Value, *, name: str | None = None) -> Value:
-            return self._add(Pointwise(fn=fn), x, name=name)[0]
-
-        made: object = unary
-    else:
-
-        def binary(self: BuilderCore, a: Operand, b: Operand, *, name: str | None = None) -> Value:
-            return self._add(Pointwise(fn=fn), a, b, name=name)[0]
-
-        made = binary
-    made.__name__, made.__qualname__ = fn, f"GraphBuilder.{fn}"  # type: ignore[attr-defined]
-    made.__doc__ = f"{row.equation}."
-    return made
+    return cast(Unary, method)
 
 
-for _fn, _row in FUNCTIONS.items():
-    if _fn not in vars(PointwiseMethods) and not _row.parameters and not _fn.startswith("gelu"):
-        setattr(PointwiseMethods, _fn, _method(_fn, _row))
+def binary(fn: str) -> Binary:
+    def method(self: BuilderCore, a: Operand, b: Operand, *, name: str | None = None) -> Value:
+        return self._add(Pointwise(fn=fn), a, b, name=name)[0]
+
+    return cast(Binary, method)
+
+
+def gradient(fn: str) -> Gradient:
+    def method(self: BuilderCore, dy: Operand, x: Operand, *, name: str | None = None) -> Value:
+        return self._add(Pointwise(fn=fn), dy, x, name=name)[0]
+
+    return cast(Gradient, method)
+
+
+def gradient_by_result(fn: str) -> GradientByResult:
+    def method(self: BuilderCore, dy: Operand, y: Operand, *, name: str | None = None) -> Value:
+        return self._add(Pointwise(fn=fn), dy, y, name=name)[0]
+
+    return cast(GradientByResult, method)
+
+
+METHODS: Mapping[tuple[str, ...], Callable[[str], Any]] = {
+    ONE: unary,
+    TWO: binary,
+    GRADIENT: gradient,
+    GRADIENT_BY_RESULT: gradient_by_result,
+}
+"""What makes the method of a function without parameters, by the names of its operands."""
+
+TYPES = {"float": "floats", "number": "floats and integers", "bool": "bools", "any": "any type"}
+"""What a row of FUNCTIONS takes, in words."""
+
+
+def described(fn: str, row: Fn) -> str:
+    """The docstring of a function's method."""
+    takes, type = TYPES[row.takes], "common type" if row.arity > 1 else "type"
+    if fn in OF_FLOATS:
+        takes, type = "floats; integers and bools are cast to float32 first", "float type"
+    elif fn in OF_BOOLS:
+        takes = f"floats and integers; of nothing but bools it is {OF_BOOLS[fn]}"
+    elif fn in BOOLS_AS:
+        takes = f"floats and integers; of nothing but bools they are cast to {BOOLS_AS[fn]} first"
+    elif fn in WHOLE_ALREADY:
+        takes = "floats; integers stay as they are"
+    shape = "the operands' broadcast shape" if row.arity > 1 else "x's shape"
+    gives = f"their {type}" if row.arity > 1 else f"its {type}"
+    return f"{row.equation}.\n\nTakes {takes}.\nThe result has {shape} and {gives if row.gives is None else row.gives}."
+
+
+def add_methods() -> None:
+    """Adds a method for each function that has no parameters and none that is written out above."""
+    for fn, row in FUNCTIONS.items():
+        if fn not in vars(PointwiseMethods) and not row.parameters and not fn.startswith("gelu"):
+            method = METHODS[row.operands](fn)
+            method.__name__, method.__qualname__ = fn, f"GraphBuilder.{fn}"
+            method.__doc__ = described(fn, row)
+            setattr(PointwiseMethods, fn, method)
+
+
+add_methods()

@@ -12,7 +12,7 @@ from graphdnn.ir.ops.reduction import Reduce
 
 
 class PoolMethods(BuilderCore):
-    """Pooling of x (N, C, *spatial), 2-D or 3-D; a stride of None is the kernel's extent."""
+    """Pooling of x (N, C, *spatial), with two or three spatial axes, over windows; each result has x's type."""
 
     def max_pool(
         self,
@@ -25,7 +25,15 @@ class PoolMethods(BuilderCore):
         ceil_mode: bool = False,
         name: str | None = None,
     ) -> Value:
-        """Largest x of each window; NaN wins, padding never does."""
+        """y[n, c, o] = largest x[n, c, o * stride + r * dilation - lo] over the places r of a window.
+
+        This is PyTorch's max_pool2d and max_pool3d.  The result is (N, C, *out), out = floor((in + lo + hi - dilation *
+        (kernel - 1) - 1) / stride) + 1 along each axis; with `ceil_mode` it is rounded up, but no window begins behind
+        x and its left padding.  NaN wins, padding never does.  `stride` is `kernel` where it is None; attributes are
+        given as to `conv`.  There are no indices.
+
+        Raises GraphError for bools, padding over half of the window's reach, and a window that does not fit.
+        """
         who = name or "max_pool"
         self._check_owned(f"{who}: x", x)
         spatial = max(x.type.rank - 2, 0)
@@ -49,7 +57,12 @@ class PoolMethods(BuilderCore):
         count_include_pad: bool = True,
         name: str | None = None,
     ) -> Value:
-        """Mean of x over each window; with count_include_pad zeros in the padding count as elements."""
+        """y[n, c, o] = sum of x over the window at o * stride - lo, divided by how many places it counts.
+
+        Those inside x count, and with `count_include_pad` those in the padding too; never those behind the padding,
+        where `ceil_mode` lets the last window run.  Extents and attributes are as for max_pool, without dilation; there
+        is no `divisor_override`.  Raises GraphError for types that are no floats, and as max_pool does.
+        """
         who = name or "avg_pool"
         self._check_owned(f"{who}: x", x)
         spatial = max(x.type.rank - 2, 0)
@@ -63,11 +76,11 @@ class PoolMethods(BuilderCore):
         return self._add(op, x, name=name)[0]
 
     def global_avg_pool(self, x: Value, *, name: str | None = None) -> Value:
-        """Mean over all spatial axes, which stay with extent 1: a reduce_mean."""
+        """Mean of x (N, C, *spatial) over all spatial axes, as (N, C, 1, ...); PyTorch's adaptive_avg_pool2d(x, 1)."""
         return self._pool_all("mean", "global_avg_pool", x, name)
 
     def global_max_pool(self, x: Value, *, name: str | None = None) -> Value:
-        """Largest over all spatial axes, which stay with extent 1: a reduce_max."""
+        """Largest element of x (N, C, *spatial) over all spatial axes, as (N, C, 1, ...); NaN where any element is."""
         return self._pool_all("max", "global_max_pool", x, name)
 
     def _pool_all(self, fn: str, who: str, x: Value, name: str | None) -> Value:

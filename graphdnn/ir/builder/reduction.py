@@ -14,22 +14,26 @@ Axes = int | Sequence[int] | None
 
 
 class ReductionMethods(BuilderCore):
-    """Reductions over `axes`: one, several, or all for None; they vanish, or stay with extent 1 with `keepdims`."""
+    """Reductions over `axes`: a number, several, or None for all; axes may be negative.
+
+    The result has x's type unless a method says otherwise, and x's shape without `axes`, or with extent 1 there where
+    `keepdims` is set.  Raises GraphError for axes that x lacks, that are named twice, or none.
+    """
 
     def reduce_sum(self, x: Value, *, axes: Axes, keepdims: bool = False, name: str | None = None) -> Value:
-        """Sum of x over axes; integers and bool are summed as int64."""
+        """Sum of x over `axes`; integers and bools are summed as int64, floats in float32 or wider and rounded once."""
         return self._reduce("sum", x, axes, keepdims, name)
 
     def reduce_mean(self, x: Value, *, axes: Axes, keepdims: bool = False, name: str | None = None) -> Value:
-        """Mean of x over axes."""
+        """Mean of x over `axes`.  Raises GraphError for integers and bools: cast them first."""
         return self._reduce("mean", x, axes, keepdims, name)
 
     def reduce_max(self, x: Value, *, axes: Axes, keepdims: bool = False, name: str | None = None) -> Value:
-        """Largest x over axes; NaN if any is."""
+        """Largest element of x over `axes`, as torch.amax; NaN where any element is."""
         return self._reduce("max", x, axes, keepdims, name)
 
     def reduce_min(self, x: Value, *, axes: Axes, keepdims: bool = False, name: str | None = None) -> Value:
-        """Smallest x over axes; NaN if any is."""
+        """Smallest element of x over `axes`, as torch.amin; NaN where any element is."""
         return self._reduce("min", x, axes, keepdims, name)
 
     def _reduce(self, fn: str, x: Value, axes: Axes, keepdims: bool, name: str | None) -> Value:

@@ -12,7 +12,11 @@ class SoftmaxMethods(BuilderCore):
     """Softmax."""
 
     def softmax(self, x: Value, *, axis: int = -1, name: str | None = None) -> Value:
-        """e ** x / sum of e ** x along axis, computed so that nothing overflows."""
+        """y = e ** (x - m) / sum of e ** (x - m) along `axis`, m the largest x along it.
+
+        The result has x's shape and type; float16 and bfloat16 are computed in float32.
+        A line of nothing but -inf, or with NaN or inf, gives NaN.  Raises GraphError for integers and a missing axis.
+        """
         who = name or "softmax"
         self._check_owned(f"{who}: x", x)
         return self._add(Softmax(axis=normalize_axis(axis, x.type, who)), x, name=name)[0]

@@ -24,9 +24,14 @@ class TransposedMethods(BuilderCore):
         groups: int = 1,
         name: str | None = None,
     ) -> Value:
-        """Transposed convolution of x (N, C, *spatial) with w (C, K / groups, *kernel), as PyTorch's; 2-D or 3-D.
+        """y[n, k, i * stride + r * dilation - lo] = sum over c and all i, r that meet there of x[n, c, i] * w[c, k, r].
 
-        The result is (in - 1) * stride - lo - hi + dilation * (kernel - 1) + output_padding + 1 long along each axis.
+        This is the gradient of `conv` by its input, as PyTorch's conv_transpose2d and conv_transpose3d.  x is (N, C,
+        *spatial) with two or three spatial axes, w is (C, K / groups, *kernel), the result (N, K, *out) with out = (in
+        - 1) * stride - lo - hi + dilation * (kernel - 1) + output_padding + 1 along each axis.  Attributes are given as
+        to `conv`; `output_padding` must be below the larger of stride and dilation.
+
+        Raises GraphError where ranks, channels, groups or attributes do not fit, or nothing of the result is left.
         """
         who = name or "conv_transpose"
         self._check_owned(f"{who}: x", x)

@@ -16,21 +16,33 @@ from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.types import DTYPES, Array, DType, TensorType, bool_, broadcast_shapes, promote
 
+ONE = ("x",)
+TWO = ("a", "b")
+GRADIENT = ("dy", "x")
+GRADIENT_BY_RESULT = ("dy", "y")
+"""What the operands of a function are called: in its equation, in messages and as arguments of the builder's method."""
+
 
 @dataclass(frozen=True)
 class Fn:
-    """One pointwise function: arity, numpy meaning, parameters with their defaults, and what types it takes.
+    """One pointwise function: names of its operands, numpy meaning, equation, parameters with their defaults, and what
+    types it takes.
 
     `takes` is "float", "number" (floats and integers), "bool" or "any"; `gives` is None for the operands'
     common type or a fixed type.
     """
 
-    arity: int
+    operands: tuple[str, ...]
     numpy: Callable[..., Array]
     equation: str
     parameters: tuple[tuple[str, float | None], ...] = ()
     takes: str = "number"
     gives: DType | None = None
+
+    @property
+    def arity(self) -> int:
+        """Number of operands."""
+        return len(self.operands)
 
 
 def _special(name: str) -> Callable[..., Array]:
@@ -113,101 +125,105 @@ def _silu_backward(dy: Array, x: Array) -> Array:
 
 FUNCTIONS: dict[str, Fn] = {
     # arithmetic
-    "add": Fn(2, np.add, "a + b"),
-    "sub": Fn(2, np.subtract, "a - b"),
-    "mul": Fn(2, np.multiply, "a * b"),
-    "div": Fn(2, _trunc_divide, "a / b (integers: rounded toward zero, 0 where b is 0)"),
-    "mod": Fn(2, _remainder, "a - b * trunc(a / b) (integers: 0 where b is 0)"),
-    "pow": Fn(2, np.power, "a ** b", takes="float"),
-    "minimum": Fn(2, np.minimum, "the smaller of a and b; NaN if either is"),
-    "maximum": Fn(2, np.maximum, "the larger of a and b; NaN if either is"),
-    "add_square": Fn(2, lambda a, b: a + b * b, "a + b * b"),
-    "atan2": Fn(2, np.arctan2, "angle of the point (b, a), in radians", takes="float"),
-    "neg": Fn(1, np.negative, "-x"),
-    "abs": Fn(1, np.abs, "|x|"),
-    "square": Fn(1, np.square, "x * x"),
-    "identity": Fn(1, lambda x: x, "x", takes="any"),
+    "add": Fn(TWO, np.add, "a + b"),
+    "sub": Fn(TWO, np.subtract, "a - b"),
+    "mul": Fn(TWO, np.multiply, "a * b"),
+    "div": Fn(TWO, _trunc_divide, "a / b (integers: rounded toward zero, 0 where b is 0)"),
+    "mod": Fn(TWO, _remainder, "a - b * trunc(a / b), with the sign of a as torch.fmod (integers: 0 where b is 0)"),
+    "pow": Fn(TWO, np.power, "a ** b", takes="float"),
+    "minimum": Fn(TWO, np.minimum, "the smaller of a and b; NaN if either is"),
+    "maximum": Fn(TWO, np.maximum, "the larger of a and b; NaN if either is"),
+    "add_square": Fn(TWO, lambda a, b: a + b * b, "a + b * b"),
+    "atan2": Fn(TWO, np.arctan2, "angle of the point (b, a), in radians", takes="float"),
+    "neg": Fn(ONE, np.negative, "-x"),
+    "abs": Fn(ONE, np.abs, "|x|"),
+    "square": Fn(ONE, np.square, "x * x"),
+    "identity": Fn(ONE, lambda x: x, "x", takes="any"),
     # elementary functions
-    "exp": Fn(1, np.exp, "e ** x", takes="float"),
-    "log": Fn(1, np.log, "natural logarithm of x", takes="float"),
-    "sqrt": Fn(1, np.sqrt, "square root of x", takes="float"),
-    "rsqrt": Fn(1, lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", takes="float"),
-    "reciprocal": Fn(1, lambda x: 1 / x, "1 / x", takes="float"),
-    "sin": Fn(1, np.sin, "sine of x radians", takes="float"),
-    "cos": Fn(1, np.cos, "cosine of x radians", takes="float"),
-    "tan": Fn(1, np.tan, "tangent of x radians", takes="float"),
-    "tanh": Fn(1, np.tanh, "hyperbolic tangent of x", takes="float"),
-    "erf": Fn(1, _erf, "error function of x", takes="float"),
-    "ceil": Fn(1, np.ceil, "least whole number not below x", takes="float"),
-    "floor": Fn(1, np.floor, "greatest whole number not above x", takes="float"),
+    "exp": Fn(ONE, np.exp, "e ** x", takes="float"),
+    "log": Fn(ONE, np.log, "natural logarithm of x", takes="float"),
+    "sqrt": Fn(ONE, np.sqrt, "square root of x", takes="float"),
+    "rsqrt": Fn(ONE, lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", takes="float"),
+    "reciprocal": Fn(ONE, lambda x: 1 / x, "1 / x", takes="float"),
+    "sin": Fn(ONE, np.sin, "sine of x radians", takes="float"),
+    "cos": Fn(ONE, np.cos, "cosine of x radians", takes="float"),
+    "tan": Fn(ONE, np.tan, "tangent of x radians", takes="float"),
+    "tanh": Fn(ONE, np.tanh, "hyperbolic tangent of x", takes="float"),
+    "erf": Fn(ONE, _erf, "error function of x", takes="float"),
+    "ceil": Fn(ONE, np.ceil, "least whole number not below x", takes="float"),
+    "floor": Fn(ONE, np.floor, "greatest whole number not above x", takes="float"),
     # activations
-    "relu": Fn(1, lambda x: _maximum_with(0, x), "max(x, 0)"),
+    "relu": Fn(ONE, lambda x: _maximum_with(0, x), "max(x, 0)"),
     "leaky_relu": Fn(
-        1,
+        ONE,
         lambda x, slope: np.where(x < 0, slope * x, x),
         "x where x >= 0, negative_slope * x elsewhere",
         (("negative_slope", 0.01),),
         takes="float",
     ),
     "elu": Fn(
-        1,
+        ONE,
         lambda x, alpha: np.where(x < 0, alpha * np.expm1(x), x),
         "x where x >= 0, alpha * (e ** x - 1) elsewhere",
         (("alpha", 1.0),),
         takes="float",
     ),
-    "gelu": Fn(1, _gelu, "x * (1 + erf(x / sqrt 2)) / 2", takes="float"),
-    "gelu_tanh": Fn(1, _gelu_tanh, "x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3))) / 2", takes="float"),
-    "sigmoid": Fn(1, _sigmoid, "1 / (1 + e ** -x)", takes="float"),
-    "silu": Fn(1, lambda x: x * _sigmoid(x), "x * sigmoid(x)", takes="float"),
-    "softplus": Fn(1, _softplus, "log(1 + e ** (beta x)) / beta", (("beta", 1.0),), takes="float"),
-    "swish": Fn(1, lambda x, beta: x * _sigmoid(beta * x), "x * sigmoid(beta x)", (("beta", 1.0),), takes="float"),
-    "hard_sigmoid": Fn(1, _hard_sigmoid, "min(max(x / 6 + 1/2, 0), 1)", takes="float"),
-    "hard_swish": Fn(1, lambda x: x * _hard_sigmoid(x), "x * hard_sigmoid(x)", takes="float"),
-    "clip": Fn(1, _clip, "x held between min and max; NaN stays", (("min", None), ("max", None))),
+    "gelu": Fn(ONE, _gelu, "x * (1 + erf(x / sqrt 2)) / 2", takes="float"),
+    "gelu_tanh": Fn(ONE, _gelu_tanh, "x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3))) / 2", takes="float"),
+    "sigmoid": Fn(ONE, _sigmoid, "1 / (1 + e ** -x)", takes="float"),
+    "silu": Fn(ONE, lambda x: x * _sigmoid(x), "x * sigmoid(x)", takes="float"),
+    "softplus": Fn(ONE, _softplus, "log(1 + e ** (beta x)) / beta", (("beta", 1.0),), takes="float"),
+    "swish": Fn(ONE, lambda x, beta: x * _sigmoid(beta * x), "x * sigmoid(beta x)", (("beta", 1.0),), takes="float"),
+    "hard_sigmoid": Fn(ONE, _hard_sigmoid, "min(max(x / 6 + 1/2, 0), 1)", takes="float"),
+    "hard_swish": Fn(ONE, lambda x: x * _hard_sigmoid(x), "x * hard_sigmoid(x)", takes="float"),
+    "clip": Fn(ONE, _clip, "x held between min and max; NaN stays", (("min", None), ("max", None))),
     # gradients of activations: dy times the derivative at x (at y, the activation's result, for tanh and sigmoid)
     "relu_backward": Fn(
-        2, lambda dy, x: np.where(x > 0, dy, np.zeros_like(dy)), "dy where x > 0, 0 elsewhere", takes="float"
+        GRADIENT, lambda dy, x: np.where(x > 0, dy, np.zeros_like(dy)), "dy where x > 0, 0 elsewhere", takes="float"
     ),
-    "tanh_backward": Fn(2, lambda dy, y: dy * (1 - y * y), "dy * (1 - y * y), y = tanh(x)", takes="float"),
-    "sigmoid_backward": Fn(2, lambda dy, y: dy * y * (1 - y), "dy * y * (1 - y), y = sigmoid(x)", takes="float"),
+    "tanh_backward": Fn(
+        GRADIENT_BY_RESULT, lambda dy, y: dy * (1 - y * y), "dy * (1 - y * y), y = tanh(x)", takes="float"
+    ),
+    "sigmoid_backward": Fn(
+        GRADIENT_BY_RESULT, lambda dy, y: dy * y * (1 - y), "dy * y * (1 - y), y = sigmoid(x)", takes="float"
+    ),
     "leaky_relu_backward": Fn(
-        2,
+        GRADIENT,
         lambda dy, x, slope: np.where(x < 0, slope * dy, dy),
         "dy where x >= 0, negative_slope * dy elsewhere",
         (("negative_slope", 0.01),),
         takes="float",
     ),
     "elu_backward": Fn(
-        2,
+        GRADIENT,
         lambda dy, x, alpha: dy * np.where(x < 0, alpha * np.exp(x), 1).astype(x.dtype),
         "dy where x >= 0, dy * alpha * e ** x elsewhere",
         (("alpha", 1.0),),
         takes="float",
     ),
-    "gelu_backward": Fn(2, _gelu_backward, "dy * d gelu(x) / dx", takes="float"),
-    "gelu_tanh_backward": Fn(2, _gelu_tanh_backward, "dy * d gelu_tanh(x) / dx", takes="float"),
-    "silu_backward": Fn(2, _silu_backward, "dy * d silu(x) / dx", takes="float"),
+    "gelu_backward": Fn(GRADIENT, _gelu_backward, "dy * d gelu(x) / dx", takes="float"),
+    "gelu_tanh_backward": Fn(GRADIENT, _gelu_tanh_backward, "dy * d gelu_tanh(x) / dx", takes="float"),
+    "silu_backward": Fn(GRADIENT, _silu_backward, "dy * d silu(x) / dx", takes="float"),
     "softplus_backward": Fn(
-        2, lambda dy, x, beta: dy * _sigmoid(beta * x), "dy * sigmoid(beta x)", (("beta", 1.0),), takes="float"
+        GRADIENT, lambda dy, x, beta: dy * _sigmoid(beta * x), "dy * sigmoid(beta x)", (("beta", 1.0),), takes="float"
     ),
     "swish_backward": Fn(
-        2,
+        GRADIENT,
         lambda dy, x, beta: dy * (_sigmoid(beta * x) * (1 + beta * x * (1 - _sigmoid(beta * x)))),
         "dy * d swish(x) / dx",
         (("beta", 1.0),),
         takes="float",
     ),
     # comparisons and logic
-    "equal": Fn(2, np.equal, "a == b", takes="any", gives=bool_),
-    "not_equal": Fn(2, np.not_equal, "a != b", takes="any", gives=bool_),
-    "greater": Fn(2, np.greater, "a > b", gives=bool_),
-    "greater_equal": Fn(2, np.greater_equal, "a >= b", gives=bool_),
-    "less": Fn(2, np.less, "a < b", gives=bool_),
-    "less_equal": Fn(2, np.less_equal, "a <= b", gives=bool_),
-    "logical_and": Fn(2, np.logical_and, "a and b", takes="bool", gives=bool_),
-    "logical_or": Fn(2, np.logical_or, "a or b", takes="bool", gives=bool_),
-    "logical_not": Fn(1, np.logical_not, "not x", takes="bool", gives=bool_),
+    "equal": Fn(TWO, np.equal, "a == b", takes="any", gives=bool_),
+    "not_equal": Fn(TWO, np.not_equal, "a != b", takes="any", gives=bool_),
+    "greater": Fn(TWO, np.greater, "a > b", gives=bool_),
+    "greater_equal": Fn(TWO, np.greater_equal, "a >= b", gives=bool_),
+    "less": Fn(TWO, np.less, "a < b", gives=bool_),
+    "less_equal": Fn(TWO, np.less_equal, "a <= b", gives=bool_),
+    "logical_and": Fn(TWO, np.logical_and, "a and b", takes="bool", gives=bool_),
+    "logical_or": Fn(TWO, np.logical_or, "a or b", takes="bool", gives=bool_),
+    "logical_not": Fn(ONE, np.logical_not, "not x", takes="bool", gives=bool_),
 }
 """Every pointwise function by name, by subject; order has no meaning.  `select` is an op of its own below."""
 
@@ -269,7 +285,7 @@ class Pointwise(Elementwise):
 
     @property
     def operand_names(self) -> tuple[str, ...]:
-        return ("x",) if FUNCTIONS[self.fn].arity == 1 else ("a", "b")
+        return FUNCTIONS[self.fn].operands
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         row = FUNCTIONS[self.fn]
