@@ -59,18 +59,18 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
         ]
 
     return Contraction(
-        product,
-        reads,
-        head,
-        "conv_fetch.cu",
-        TAP_INSTRUCTIONS,
-        place,
-        names,
-        1,
-        split_index("m", (batch, *places), [names[0], *names[2:]], "Index"),
-        ["const Index i1 = group * N + n;"],
-        2 * max(x.type.extent, w.type.extent),
-        product.batch[0] > 1,
+        product=product,
+        reads=reads,
+        head=head,
+        fetch="conv_fetch.cu",
+        instructions=TAP_INSTRUCTIONS,
+        place=place,
+        names=names,
+        axis=1,
+        rows=split_index("m", (batch, *places), [names[0], *names[2:]], "Index"),
+        columns=["const Index i1 = group * N + n;"],
+        reach=2 * max(x.type.extent, w.type.extent),
+        grouped=product.batch[0] > 1,
     )
 
 

@@ -37,25 +37,42 @@ MOST_SUMS = 64
 """More results a thread compile slowly with an epilogue behind each."""
 
 OTHERS = 3
-"""Further ways to cut the work that are offered for timing, of any number of channels."""
+"""Further divisions of the work that are offered for timing, of any number of channels."""
 
-MULTIPLY, SHARED, FETCH, RESULT = 0.32, 0.78, 1.3, 12.2
+MULTIPLY_SLOTS = 0.32
+"""Issue slots of a lane for each multiply-add.
+
+The estimate of a kernel is the sum that this constant and the six below make up.  They were fitted to 180 timings of 36
+regions with filters of 3, 5 and 7 and strides of 1 and 2: half of the timings are within 6 % of the estimate, all
+within 31 %, and the division that it ranks first takes 1.02 times as long as the best one that was timed, 1.07 times at
+most."""
+
+SHARED_SLOTS = 0.78
+"""Issue slots for each byte of filters that is read from shared memory."""
+
+FETCH_SLOTS = 1.3
+"""Issue slots for each instruction that fetches or widens an element of the input."""
+
+RESULT_SLOTS = 12.2
+"""Issue slots for each result."""
+
 ROW_US = 0.18
+"""Microseconds that a thread waits for each row of the input."""
+
 MOVED = 0.7
+"""Part of the time of copying the region's bytes that adds to the sum."""
+
 FIXED_US = 0.4
-"""What a kernel takes is a sum: slots of a core's lanes for each multiply-add, byte of filters from shared memory,
-instruction that fetches and widens an input, and result; so many microseconds for each row of the input that a thread
-waits for; so much of the time that copying its bytes takes; and the rest.  Fitted to 180 timings of 36 regions with
-filters of 3, 5 and 7 and strides of 1 and 2: half of them are within 6 % of it, all within 31 %, and its first choice
-takes 1.02 times as long as the best one that was timed, 1.07 at most."""
+"""Microseconds of any kernel besides the gap before it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Strips:
-    """How the work is cut: channels, columns and rows of results a thread, threads along the channels, and the cost.
+    """How the work is divided among threads, and what that costs.
 
-    `slots` are those of a lane that a thread takes, `registers` what it holds, `read` the rows of the input that it
-    walks; there are `blocks` blocks of `threads`.
+    A thread computes `rows` x `columns` neighbouring results for each of `channels` neighbouring channels; `lanes`
+    threads of a block stand side by side along the channels.  There are `blocks` blocks of `threads` threads.  A thread
+    holds `registers` 32-bit registers, reads `read` rows of the input, and takes `slots` issue slots of its lane.
     """
 
     channels: int
@@ -92,7 +109,7 @@ def takes(region: Region) -> Decline | None:
 
 
 def choices(parts: Anchored) -> Iterator[Strips]:
-    """The ways to cut the work that fit registers and shared memory."""
+    """The divisions of the work that fit registers and shared memory."""
     w = parts.anchor.operand_types[1]
     channels = parts.anchor.result.type.shape[1]
     taps = w.shape[2] * w.shape[3]
@@ -104,13 +121,13 @@ def choices(parts: Anchored) -> Iterator[Strips]:
         lanes = -(-(channels // each) // -(-(channels // each) // lanes))
         for rows, columns in product(range(1, 8 if conv_op(parts).dilation[0] == 1 else 2), range(1, 9)):
             if rows * columns * each <= MOST_SUMS:
-                strips = counted(parts, (each, columns, rows, lanes), wide)
+                strips = strips_of(parts, (each, columns, rows, lanes), wide)
                 if strips.registers <= MOST_REGISTERS:
                     yield strips
 
 
-def counted(parts: Anchored, cut: tuple[int, int, int, int], wide: int) -> Strips:
-    """One way to cut the work, with its cost: `wide` registers hold a number."""
+def strips_of(parts: Anchored, cut: tuple[int, int, int, int], wide: int) -> Strips:
+    """One division of the work, (channels, columns, rows, lanes), with its cost; a number takes `wide` registers."""
     each, columns, rows, lanes = cut
     op = conv_op(parts)
     x, w = parts.anchor.operand_types
@@ -126,20 +143,20 @@ def counted(parts: Anchored, cut: tuple[int, int, int, int], wide: int) -> Strip
     # By the machine code: a column is an address, a comparison and a load, and halves are widened one by one.
     fetched = read * span * (3 + (each if x.dtype.bits < 32 else 0))
     return Strips(
-        each,
-        columns,
-        rows,
-        lanes,
-        lanes * a_block,
-        chunks * -(-strips // a_block),
-        wide * (sums + span * each + each) + OTHER_REGISTERS,
-        read,
-        multiplied * (MULTIPLY * columns + SHARED * 4) + FETCH * fetched + RESULT * sums,
+        channels=each,
+        columns=columns,
+        rows=rows,
+        lanes=lanes,
+        threads=lanes * a_block,
+        blocks=chunks * -(-strips // a_block),
+        registers=wide * (sums + span * each + each) + OTHER_REGISTERS,
+        read=read,
+        slots=multiplied * (MULTIPLY_SLOTS * columns + SHARED_SLOTS * 4) + FETCH_SLOTS * fetched + RESULT_SLOTS * sums,
     )
 
 
 def walk_us(strips: Strips, target: Target) -> float:
-    """Time of the cores that have the most blocks, but for moving bytes: their lanes' slots, and their waiting."""
+    """Microseconds of the multiprocessors with the most blocks: issue slots and waiting, without the bytes' time."""
     a_core = -(-strips.blocks // target.sm_count)
     resident = max(1, min(8, REGISTERS // (strips.threads * strips.registers)))
     # The rate counts a multiply-add as two.
@@ -148,7 +165,7 @@ def walk_us(strips: Strips, target: Target) -> float:
 
 
 def ranked(parts: Anchored, target: Target) -> list[Strips]:
-    """The ways to cut the work, fastest first."""
+    """The divisions of the work, fastest by estimate first."""
     return sorted(choices(parts), key=lambda s: walk_us(s, target))
 
 
@@ -166,7 +183,7 @@ def generate(region: Region, target: Target) -> Recipe:
 
 
 def others(region: Region, target: Target) -> tuple[Recipe, ...]:
-    """The next best ways to cut the work, and the best of each number of channels."""
+    """The next best divisions of the work, and the best of each number of channels."""
     parts = anchor_with_epilogue(region)
     assert isinstance(parts, Anchored)
     first, *rest = ranked(parts, target)
@@ -191,7 +208,7 @@ def recipe(region: Region, parts: Anchored, strips: Strips) -> Recipe:
 
 
 def cut_constants(parts: Anchored, strips: Strips) -> str:
-    """How the work is cut, as C++ constants."""
+    """The division of the work as C++ constants."""
     batch, channels, height, width = parts.anchor.result.type.shape
     a_row, a_column = -(-width // strips.columns), -(-height // strips.rows)
     values = {

@@ -60,17 +60,17 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
         ]
 
     return Contraction(
-        product,
-        reads,
-        head,
-        "matmul_fetch.cu",
-        INSTRUCTIONS,
-        place,
-        names,
-        len(names) - 1,
-        [f"const Index {row} = m;"],
-        [f"const Index {column} = n;"],
-        max(v.type.extent for v in operands),
+        product=product,
+        reads=reads,
+        head=head,
+        fetch="matmul_fetch.cu",
+        instructions=INSTRUCTIONS,
+        place=place,
+        names=names,
+        axis=len(names) - 1,
+        rows=[f"const Index {row} = m;"],
+        columns=[f"const Index {column} = n;"],
+        reach=max(v.type.extent for v in operands),
     )
 
 

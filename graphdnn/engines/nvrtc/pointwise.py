@@ -66,7 +66,7 @@ class Wanted:
     results: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Walk:
     """The whole plan of a pointwise kernel, before it is text.
 
@@ -159,7 +159,14 @@ def plan_walk(region: Region, target: Target) -> Walk:
     width = vector_width(space, [v.type.dtype.itemsize for v in values], most=widest(values))
     width = within_bounds(width, bounds.values())
     return Walk(
-        space, loads, stores, bounds, tuple(demand.lines), demand.flops, width, repetition(space, loads, width, target)
+        space=space,
+        loads=loads,
+        stores=stores,
+        bounds=bounds,
+        lines=tuple(demand.lines),
+        flops=demand.flops,
+        width=width,
+        repeat=repetition(space, loads, width, target),
     )
 
 
@@ -181,7 +188,16 @@ def outline(region: Region, target: Target) -> Walk:
     space = Space(extents, (strides,) * len(values))
     width = vector_width(space, [v.type.dtype.itemsize for v in values], most=widest(values))
     flops = sum([n.flops / n.result.type.size for n in region.nodes])
-    return Walk(space, loads, stores, {}, (), flops, width, repetition(space, loads, width, target))
+    return Walk(
+        space=space,
+        loads=loads,
+        stores=stores,
+        bounds={},
+        lines=(),
+        flops=flops,
+        width=width,
+        repeat=repetition(space, loads, width, target),
+    )
 
 
 @lru_cache(KNOWN)

@@ -31,15 +31,19 @@ SPLIT_BYTES = 128 * 1024
 """Least bytes of a block's rows that are worth a second kernel; one core reads them in some 2 us."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The whole shape of a row kernel.
+    """How a row kernel divides rows and their elements among threads.
 
-    `rows` and `cols` are extents, outermost first, of which row and which element; `strides` gives for each access its
-    strides along both.  `across`: whether the vectors of `width` lie across rows.  `members` threads share a row (or a
-    vector of rows), `lanes` rows (or vectors of them) share a block.  `kept` vectors a member stay in registers; 0: the
-    row is read again in each phase.  `splits` blocks share a row.  `at_once`: whether all loads come before the first
-    fold, what all rows share among them.
+    - `rows` are the extents that count the rows, `cols` those of the elements of one row, each outermost first;
+      `strides` has for each access its strides along both, in elements.
+    - A thread loads vectors of `width` elements: neighbours in one row, or with `across` the elements of `width`
+      neighbouring rows at one place.
+    - `members` threads share a row (with `across` a vector of rows), and a block has `lanes` of these.
+    - `kept` vectors of each member stay in registers between phases; with 0 the row is read again in each phase.
+    - `splits` blocks share a row; their partial results meet in the workspace.
+    - `fits_int` says whether every offset fits 32 bits, `coalesced` whether neighbouring threads read neighbours.
+    - With `at_once` all loads, those of operands that all rows share included, stand before the first reduction.
     """
 
     rows: tuple[int, ...]
@@ -156,17 +160,17 @@ def plan(program: Program, target: Target) -> Layout:
         members, lanes = rows_block(rows.size, cols.size // width, width, target)
     joined = tuple(r + c for r, c in zip(rows.accesses, cols.accesses, strict=True))
     layout = Layout(
-        rows.extents,
-        cols.extents,
-        dict(zip(accesses(program), zip(rows.accesses, cols.accesses, strict=True), strict=True)),
-        across,
-        width,
-        members,
-        lanes,
-        0,
-        1,
-        Space((*rows.extents, *cols.extents), joined).fits_int,
-        walked.accesses[leader][-1] == 1,
+        rows=rows.extents,
+        cols=cols.extents,
+        strides=dict(zip(accesses(program), zip(rows.accesses, cols.accesses, strict=True), strict=True)),
+        across=across,
+        width=width,
+        members=members,
+        lanes=lanes,
+        kept=0,
+        splits=1,
+        fits_int=Space((*rows.extents, *cols.extents), joined).fits_int,
+        coalesced=walked.accesses[leader][-1] == 1,
     )
     return finished(program, layout, target)
 

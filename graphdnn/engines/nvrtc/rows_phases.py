@@ -18,7 +18,7 @@ LIGHT = frozenset({*LIGHT_ARITHMETIC, *LIGHT_BOUNDS, *LIGHT_LOGIC, "greater_equa
 """Functions of one or two instructions: computed again rather than kept."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """One walk over the row.
 
@@ -61,13 +61,13 @@ def phases(program: Program, keep: bool) -> tuple[Phase, ...]:
 def phase(program: Program, p: int, found: list[Term], stops: frozenset[Term], keeps: set[Term]) -> Phase:
     order = [t for t in program.terms if t in found]
     return Phase(
-        tuple(t for t in program.terms if not t.varies and t.phase == p),
-        tuple(t for t in order if t.is_load),
-        tuple(t for t in order if t in stops),
-        tuple(t for t in order if not t.is_load and t not in stops),
-        tuple(t for t in order if t in keeps),
-        folds_of(program, p),
-        stores_of(program, p),
+        rows=tuple(t for t in program.terms if not t.varies and t.phase == p),
+        loads=tuple(t for t in order if t.is_load),
+        reused=tuple(t for t in order if t in stops),
+        elements=tuple(t for t in order if not t.is_load and t not in stops),
+        keeps=tuple(t for t in order if t in keeps),
+        folds=folds_of(program, p),
+        stores=stores_of(program, p),
     )
 
 

@@ -31,14 +31,21 @@ class Read(NamedTuple):
     vector: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Contraction:
-    """What a tiled product computes.
+    """An op as a batched matrix product, and the C++ text by which the tiled kernel reads its operands and writes its
+    result.
 
-    `reads` gives for a tiling how A and B are fetched, `head` the C++ constants that the template `fetch` expects, in
-    which finding a group takes `instructions`.  `place` declares `a` and `b` from the expression of the block's number
-    beyond its tile.  Axes of the result are the variables `names`, which `rows` declare from m and `columns` from n; n
-    runs along `axis`.  With `grouped` the first n of a block may be any number.  No index exceeds `reach`.
+    - `reads` says for a tiling how the tiles of A and of B are fetched.
+    - `head` are the C++ constants that the template named `fetch` expects; finding one group of elements there takes
+      `instructions` integer instructions.
+    - `place` declares the pointers `a` and `b` to the operands of one entry of the batch, given the C++ expression of
+      its number.
+    - `names` are the C++ variables of the result's indices; the statements `rows` declare some of them from the row m
+      of the product, `columns` the others from its column n, which runs along the result's `axis`.
+    - With `grouped` the columns of a block belong to one group of several, so that its first index along `axis` need
+      not be a multiple of the vector width.
+    - No offset into an operand exceeds `reach` elements.
     """
 
     product: Product

@@ -151,18 +151,18 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
         ]
 
     return Contraction(
-        product,
-        reads,
-        head,
-        "transposed_fetch.cu",
-        TAP_INSTRUCTIONS,
-        place,
-        names,
-        1,
-        rows(names),
-        ["const Index i1 = group * N + n;"],
-        2 * max(x.type.extent, w.type.extent),
-        groups > 1,
+        product=product,
+        reads=reads,
+        head=head,
+        fetch="transposed_fetch.cu",
+        instructions=TAP_INSTRUCTIONS,
+        place=place,
+        names=names,
+        axis=1,
+        rows=rows(names),
+        columns=["const Index i1 = group * N + n;"],
+        reach=2 * max(x.type.extent, w.type.extent),
+        grouped=groups > 1,
     )
 
 

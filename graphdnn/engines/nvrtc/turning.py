@@ -12,9 +12,15 @@ from graphdnn.engines.nvrtc.copies import Job
 from graphdnn.target import Target
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tile:
-    """How a box is turned: the axes that are dense in the source (s) and in the result (d), and what a block takes."""
+    """How a box is transposed through shared memory, a tile for each block.
+
+    `s` is the axis along which the source is dense, `d` that of the result; the tile has `extent_s` x `extent_d`
+    elements, and its rows lie `pitch` elements apart in shared memory.  `width_in` elements are read, `width_out`
+    written at once; with `flat_in` (`flat_out`) the tile is one dense piece of the source (result), so that such
+    vectors may run on from one row to the next.
+    """
 
     s: int
     d: int
@@ -57,15 +63,15 @@ def tile_of(job: Job, size: int, target: Target) -> Tile | None:
     terms_out += [extent_s * extent_d] * split_s if flat_out else [job.target.strides[s], *[extent_d] * split_d]
     most = 16 // size
     return Tile(
-        s,
-        d,
-        extent_s,
-        extent_d,
-        pitch(extent_s, size),
-        flat_in,
-        flat_out,
-        widest(most, terms_in),
-        widest(most, terms_out),
+        s=s,
+        d=d,
+        extent_s=extent_s,
+        extent_d=extent_d,
+        pitch=pitch(extent_s, size),
+        flat_in=flat_in,
+        flat_out=flat_out,
+        width_in=widest(most, terms_in),
+        width_out=widest(most, terms_out),
     )
 
 
