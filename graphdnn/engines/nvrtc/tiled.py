@@ -121,7 +121,10 @@ def source(name: str, region: Region, parts: Anchored, work: Contraction, tiling
     """The kernel's text."""
     product = work.product
     epilogue = epilogue_of(region, parts, sum_as_result(parts), tiling.sums)
-    index = "int" if work.reach <= LARGEST_INT and epilogue.fits_int else "i64"
+    reach = max(
+        work.reach, *(n + side for n, side in zip((product.m, product.n, product.k), tiling.block, strict=True))
+    )
+    index = "int" if reach <= LARGEST_INT and epilogue.fits_int else "i64"
     a, b = (t.dtype for t in parts.anchor.operand_types)
     tiles_m, tiles_n = -(-product.m // tiling.block[0]), -(-product.n // tiling.block[1])
     return "\n".join(
@@ -153,7 +156,7 @@ def constants(product: Product, tiling: Tiling, types: tuple[DType, DType], inde
             f"typedef {index} Index;",
             f"typedef {accumulator(product.dtype)} Acc;",
             f"typedef {storage(types[0])} TA;\ntypedef {storage(types[1])} TB;",
-            f"constexpr int M = {product.m}, N = {product.n}, K = {product.k};",
+            f"constexpr Index M = {product.m}, N = {product.n}, K = {product.k};",
             f"constexpr int BM = {bm}, BN = {bn}, BK = {bk}, TM = {tm}, TN = {tn};",
         )
     )

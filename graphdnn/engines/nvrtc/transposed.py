@@ -145,7 +145,8 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
             "const int phase_d = phase / (PHASES_W * PHASES_H);",
             *(f"const int places_{a.lower()} = (O{a} - phase_{a.lower()} + STEP_{a} - 1) / STEP_{a};" for a in AXES),
             *(f"const int taps_{a.lower()} = TAPS_{a}[phase_{a.lower()}];" for a in AXES),
-            f"const int M = {batch} * places_d * places_h * places_w, K = CG * taps_d * taps_h * taps_w;",
+            f"const Index M = (Index){batch} * places_d * places_h * places_w;",
+            "const Index K = (Index)CG * taps_d * taps_h * taps_w;",
             f"const TA* a = {parameter[x]} + group * CG * X_C;",
             f"const TB* b = {parameter[w]} + group * CG * W_C;",
         ]

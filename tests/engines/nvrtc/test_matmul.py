@@ -1,5 +1,6 @@
 """Generated matmul without a device: which tiles, which vectors, what is declined, and that all of it compiles."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,18 @@ def test_all_kernels_compile(monkeypatch: pytest.MonkeyPatch, tiling: Any, dtype
     for a, b in (((132, 68), (68, 136)), ((2, 33, 65), (65, 47))):
         cubin = compile_cubin(source(product(a, b, dtype, epilogue=dtype.is_float)), arch)
         assert isinstance(cubin, bytes), cubin
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(2**31 + 64, 1, 1), (2**31 - 8, 1, 1), (1, 2**31 + 64, 1), (1, 1, 2**31 + 64)]
+)
+def test_long_axes_are_counted_in_64_bits(m: int, n: int, k: int) -> None:
+    """Rows, columns and steps of the sum beyond 2**31, or so near to it that the last tile's are."""
+    text = source(product((m, k), (k, n), gd.float16))
+    extents = f'static_assert(sizeof(Index) == 8 && M == {m}ll && N == {n}ll && K == {k}ll, "");'
+    cubin = compile_cubin(f"{text}\n{extents}\n", "sm_90")
+    assert isinstance(cubin, bytes), cubin
+    assert not re.search(r"\bint (k0|[^;(]*first_[mn] =|[^;(]* [mnk] = (first|k0))", text)
 
 
 @pytest.mark.parametrize(

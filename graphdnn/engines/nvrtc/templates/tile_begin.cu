@@ -10,7 +10,7 @@
     alignas(16) __shared__ Acc shared_b[2][BK][BN + PAD];
     const int thread_m = thread / (BN / TN), thread_n = thread % (BN / TN);
 #endif
-    const int first_m = tile_m * BM, first_n = tile_n * BN;
+    const Index first_m = (Index)tile_m * BM, first_n = (Index)tile_n * BN;
     const bool wide_a = aligned(VA * (int)sizeof(TA), a), wide_b = aligned(VB * (int)sizeof(TB), b);
     Pack<TA, VA> next_a[A_GROUPS];
     Pack<TB, VB> next_b[B_GROUPS];

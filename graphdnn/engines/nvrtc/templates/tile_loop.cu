@@ -17,7 +17,7 @@
     fetch(0);
     keep(0);
     __syncthreads();
-    for (int k0 = 0, half = 0; k0 < K; k0 += BK, half ^= 1) {
+    for (Index k0 = 0, half = 0; k0 < K; k0 += BK, half ^= 1) {
         if (k0 + BK < K) fetch(k0 + BK);
 #if MATRIX_UNITS
         _Pragma("unroll") for (int k = 0; k < BK; k += 16) {
