@@ -340,6 +340,10 @@ class Graph:
             masks[node] = mask
         return masks
 
+    def is_constant(self, value: Value) -> bool:
+        """Whether a value is known when the graph is compiled: a constant of this graph, or a Python number."""
+        return value.literal is not None or self.constants.get(value.name) is value
+
     def node(self, name: str) -> Node:
         """The node of that name.  Raises GraphError with the first names when there is none."""
         for node in self.nodes:

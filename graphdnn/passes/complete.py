@@ -6,12 +6,10 @@ Given a length beyond the extent it reads outside, where the definition only see
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from graphdnn.ir.graph import Graph, Node, Payload, Value
-from graphdnn.ir.ops.attention import EXTRAS, Attention
+from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.pointwise import Pointwise
 from graphdnn.ir.types import TensorType, int32
 from graphdnn.ir.writer import Rewriter
@@ -43,7 +41,7 @@ def complete(graph: Graph) -> Rewritten:
             rewriter.keep(node)
             continue
         assert isinstance(node.op, Attention)
-        operands = dict(zip(node.op.extras, node.operands[3:], strict=True))
+        operands = node.op.optional(node.operands)
         new = {name: rewriter[v] for name, v in operands.items()}
         for name in wanted:
             batch, _, extent, _ = node.operands[LENGTHS[name]].type.shape
@@ -52,9 +50,8 @@ def complete(graph: Graph) -> Rewritten:
             if key not in made:
                 made[key] = full(node, name, batch, extent) if given is None else held(node, name, given, extent)
             new[name] = made[key]
-        names = tuple(n for n in EXTRAS if n in new)
-        values = [*(rewriter[v] for v in node.operands[:3]), *(new[n] for n in names)]
-        results = rewriter.emit(replace(node.op, extras=names), *values, origins=node.origins)
+        op, optional = node.op.with_optional(new)
+        results = rewriter.emit(op, *(rewriter[v] for v in node.operands[:3]), *optional, origins=node.origins)
         for old, result in zip(node.results, results, strict=True):
             rewriter.replace(old, result)
     return Rewritten(rewriter.finish(), tuple(changes)) if changes else Rewritten(graph)
@@ -69,7 +66,7 @@ def lengths_to_complete(graph: Graph, node: Node) -> list[str]:
     """Names of an attention's lengths that are absent beside the other, or not known to lie inside the extent."""
     if not isinstance(node.op, Attention) or not LENGTHS.keys() & set(node.op.extras):
         return []
-    given = dict(zip(node.op.extras, node.operands[3:], strict=True))
+    given = node.op.optional(node.operands)
     return [
         name
         for name, index in LENGTHS.items()

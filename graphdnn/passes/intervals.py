@@ -8,7 +8,6 @@ from math import inf
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.ops.pointwise import Pointwise
 from graphdnn.ir.types import int32
-from graphdnn.passes.rules.folding import is_constant
 
 Interval = tuple[float, float]
 
@@ -21,7 +20,7 @@ def interval(graph: Graph, value: Value, depth: int = DEEPEST) -> Interval:
     """The least and the greatest element: of constants, and through clip, minimum, maximum and products in int32."""
     if value.literal is not None:
         return float(value.literal), float(value.literal)
-    if is_constant(value, graph):
+    if graph.is_constant(value):
         payload = graph.payloads.get(value.name)
         if payload is None or not payload.has_data or not payload.type.size:
             return ANYTHING

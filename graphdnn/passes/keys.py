@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphdnn.ir.graph import Graph, Node, Value
-from graphdnn.ir.ops.attention import EXTRAS, Attention
+from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.movement import Reshape
 from graphdnn.ir.ops.pointwise import Pointwise, Select
 from graphdnn.ir.region import Region
@@ -46,14 +46,15 @@ def give_keys(graph: Graph, ask: Ask) -> Rewritten:
             rewriter.keep(node)
             continue
         assert isinstance(node.op, Attention)
-        given = {name: rewriter[v] for name, v in zip(node.op.extras, node.operands[3:], strict=True)}
+        given = node.op.optional([rewriter[v] for v in node.operands])
         key = given["q_lengths"], given["kv_lengths"], query_count(node)
         if key not in made:
             made[key] = with_keys(rewriter, node, *key)
         new = made[key]
         given |= {"q_lengths": new.queries, "kv_lengths": new.keys}
-        operands = [*(rewriter[v] for v in node.operands[:3]), *(given[n] for n in EXTRAS if n in given)]
-        results = rewriter.emit(node.op, *operands, origins=node.origins, stem=node.name)
+        op, optional = node.op.with_optional(given)
+        operands = [*(rewriter[v] for v in node.operands[:3]), *optional]
+        results = rewriter.emit(op, *operands, origins=node.origins, stem=node.name)
         for old, result, empty in zip(node.results, results, EMPTY[: len(results)], strict=True):
             rewriter.replace(old, result if new.shown is None else hidden(rewriter, node, result, new.shown, empty))
     return Rewritten(rewriter.finish(), tuple(f"{', '.join(n.origins)}: {told(n)}" for n in lacking))
@@ -95,6 +96,6 @@ def may_show_nothing(graph: Graph, node: Node) -> bool:
     """Whether an attention has sequences that are not known to have keys, or one query of an unknown length."""
     if not isinstance(node.op, Attention) or not LENGTHS.keys() <= set(node.op.extras):
         return False
-    given = dict(zip(node.op.extras, node.operands[3:], strict=True))
+    given = node.op.optional(node.operands)
     names = LENGTHS if query_count(node) == 1 else ("kv_lengths",)
     return any(interval(graph, given[name])[0] < 1 for name in names)

@@ -7,13 +7,12 @@ infinity elsewhere is the same function of finite scores, a row that is hidden w
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from math import inf
 
 import numpy as np
 
 from graphdnn.ir.graph import Graph, Node, Payload, Value
-from graphdnn.ir.ops.attention import EXTRAS, Attention
+from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.pointwise import Select
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, TensorType
@@ -58,15 +57,15 @@ def with_biases(graph: Graph, masked: Collection[Node]) -> tuple[Graph, dict[Nod
             rewriter.keep(node)
             continue
         assert isinstance(node.op, Attention)
-        given = dict(zip(node.op.extras, node.operands[3:], strict=True))
+        given = node.op.optional(node.operands)
         mask = given.pop("mask")
         key = mask, given.get("bias", node.result.type.dtype)
         if key not in biases:
             biases[key] = bias_of(Precomputed(rewriter, node.origins), *key)
         given["bias"] = biases[key]
-        extras = tuple(n for n in EXTRAS if n in given)
-        operands = [rewriter[v] for v in (*node.operands[:3], *(given[n] for n in extras))]
-        results = rewriter.emit(replace(node.op, extras=extras), *operands, origins=node.origins)
+        op, optional = node.op.with_optional(given)
+        operands = [rewriter[v] for v in (*node.operands[:3], *optional)]
+        results = rewriter.emit(op, *operands, origins=node.origins)
         made[node] = rewriter.writer.nodes[-1]
         for old, new in zip(node.results, results, strict=True):
             rewriter.replace(old, new)

@@ -28,7 +28,7 @@ from graphdnn.passes.fuse import propose
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.pattern import leaves_as
 from graphdnn.passes.rewrite import Ask, Emitter, Precomputed, Refusal, Rewritten, finish, in_user_names
-from graphdnn.passes.rules.folding import is_constant, per_channel, tensor_and_constant, vector
+from graphdnn.passes.rules.folding import per_channel, tensor_and_constant, vector
 from graphdnn.passes.select import Offer, select
 
 ALIGNED = 8
@@ -109,7 +109,7 @@ def groups(graph: Graph) -> Iterator[tuple[Branch, ...]]:
     """Products of one left operand with constant matrices of one type, two or more, in the graph's order."""
     found: dict[object, list[Branch]] = {}
     for node in graph.nodes:
-        if isinstance(node.op, MatMul) and is_constant(node.operands[1], graph) and node.operands[1].type.rank == 2:
+        if isinstance(node.op, MatMul) and graph.is_constant(node.operands[1]) and node.operands[1].type.rank == 2:
             branch = Branch(node, bias_behind(node, graph))
             if not is_split(branch.result, graph):
                 key = (node.operands[0], node.operands[1].type.dtype, node.result.type.dtype)
@@ -231,7 +231,7 @@ def part(graph: Graph, nodes: Sequence[Node]) -> Graph:
     writer = GraphWriter(graph.name)
     inside = {v for n in nodes for v in n.results}
     for value in (v for n in nodes for v in n.operands if v not in inside and v.literal is None):
-        if is_constant(value, graph):
+        if graph.is_constant(value):
             writer.constants[value.name] = value
             writer.payloads[value.name] = graph.payloads[value.name]
         else:

@@ -20,7 +20,6 @@ from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.layout import assign_layouts
 from graphdnn.passes.layout_images import convolutional_nodes, known_layouts
 from graphdnn.passes.rewrite import Ask, Precomputed, Rewritten
-from graphdnn.passes.rules.folding import is_constant
 
 MULTIPLES = (4, 8)
 """What the channels are padded to a multiple of."""
@@ -77,7 +76,7 @@ def takes_zeros(node: Node, graph: Graph) -> bool:
     x, w = node.operands
     few = x.type.rank == 4 and x.type.shape[1] < MOST_CHANNELS and x.type.shape[1] % max(MULTIPLES) != 0
     halves = x.type.dtype.is_float and x.type.dtype.bits == 16 and w.type.dtype == x.type.dtype
-    return few and halves and is_constant(w, graph) and not is_constant(x, graph)
+    return few and halves and graph.is_constant(w) and not graph.is_constant(x)
 
 
 def cheapest(image: Value, graph: Graph, layouts: Mapping[Value, TensorType], ask: Ask) -> Padded | None:

@@ -228,7 +228,7 @@ def number_of(value: Value, graph: Graph) -> float | None:
     """The number that a value always holds: an immediate, or a constant of one element whose data is here."""
     if value.literal is not None:
         return float(value.literal)
-    if value.type.size != 1 or graph.constants.get(value.name) is not value:
+    if value.type.size != 1 or not graph.is_constant(value):
         return None
     payload = graph.payloads[value.name]
     return float(payload.array().reshape(())) if payload.has_data else None

@@ -73,7 +73,7 @@ class UserNames:
                 source = node.operands[0].name if node.operands else node.name
                 meant = node.origins[0] if node.origins else names.get(source, source)
                 names.update((name, meant) for name in (node.name, *(v.name for v in node.results)))
-                made = [v for v in node.operands if prepared.constants.get(v.name) is v]
+                made = [v for v in node.operands if v.literal is None and prepared.is_constant(v)]
                 names.update((v.name, meant) for v in made if v.name not in names)
         return {name: meant for name, meant in names.items() if name not in known}
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +19,8 @@ from graphdnn.ir.ops.pointwise import Pointwise, Select, common_type, met, narro
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array, TensorType, bool_, broadcast_shapes, float32, int32
+
+T = TypeVar("T")
 
 CAUSAL = (None, "top_left", "bottom_right")
 EXTRAS = ("bias", "mask", "q_lengths", "kv_lengths")
@@ -49,6 +54,15 @@ class Attention(Op):
     @property
     def operand_names(self) -> tuple[str, ...]:
         return ("q", "k", "v", *self.extras)
+
+    def optional(self, operands: Sequence[T]) -> dict[str, T]:
+        """Of all operands in order (or their types, or arrays) those behind q, k and v, by name."""
+        return dict(zip(self.extras, operands[3:], strict=True))
+
+    def with_optional(self, given: Mapping[str, T]) -> tuple[Attention, tuple[T, ...]]:
+        """The same attention with these optional operands, and them in the order in which it takes them."""
+        extras = tuple(name for name in EXTRAS if name in given)
+        return replace(self, extras=extras), tuple(given[name] for name in extras)
 
     def bounds(self, sq: int, skv: int) -> tuple[int | None, int | None]:
         """Least and greatest d = j - i - offset that is allowed, None unbounded: causal and window in one.

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphdnn.answer import Code, Decline
 from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
-from graphdnn.ir.ops.attention import EXTRAS, Attention
+from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Expand, Reshape, Transpose
 from graphdnn.ir.ops.pointwise import Cast, Pointwise
@@ -213,9 +213,8 @@ def attention(make: Emitter, found: Match) -> Value:
     if "fill" in found and causal is None:
         mask = found["mask"] if "mask" in found else make(Pointwise(fn="logical_not"), found["hidden"])
         extras["mask"] = with_four_axes(make, mask)
-    names = tuple(n for n in EXTRAS if n in extras)
-    op = Attention(scale=scale, causal=causal, extras=names)
-    o = make(op, q, k, v, *(extras[n] for n in names))
+    op, optional = Attention(scale=scale, causal=causal).with_optional(extras)
+    o = make(op, q, k, v, *optional)
     shape = found.root.result.type.shape
     return o if o.type.shape == shape else make(Reshape(shape=shape), o)
 

@@ -52,7 +52,7 @@ def chain_below(value: Value, graph: Graph) -> Chain | None:
 def tensor_and_constant(node: Node, graph: Graph) -> tuple[Value, Value]:
     """The two operands, a constant one second."""
     first, second = node.operands
-    swapped = is_constant(first, graph) and not isinstance(node.op, Bias)
+    swapped = graph.is_constant(first) and not isinstance(node.op, Bias)
     return (second, first) if swapped else (first, second)
 
 
@@ -60,7 +60,7 @@ def per_channel(node: Node, axis: int, graph: Graph) -> bool:
     """Whether one operand is a constant with one entry for each channel of the other, and keeps its type."""
     tensor, other = tensor_and_constant(node, graph)
     x, result = tensor.type, node.result.type
-    if (x.shape, x.dtype) != (result.shape, result.dtype) or not is_constant(other, graph):
+    if (x.shape, x.dtype) != (result.shape, result.dtype) or not graph.is_constant(other):
         return False
     shape = aligned(node, other, x.rank)
     return all(n == 1 or a == axis for a, n in enumerate(shape))
@@ -70,10 +70,6 @@ def aligned(node: Node, other: Value, rank: int) -> tuple[int, ...]:
     if isinstance(node.op, Bias):
         return node.op.aligned(1, other.type.shape, rank)
     return (1,) * (rank - other.type.rank) + other.type.shape
-
-
-def is_constant(value: Value, graph: Graph) -> bool:
-    return value.literal is not None or graph.constants.get(value.name) is value
 
 
 def stays_inside(chain: Chain, root: Node, graph: Graph) -> Decline | None:
@@ -92,7 +88,7 @@ def stays_inside(chain: Chain, root: Node, graph: Graph) -> Decline | None:
 def weights_of(chain: Chain, graph: Graph) -> Decline | None:
     """Declines weights that are not known when the graph is compiled, or have another place than w."""
     w = chain.linear.operands[1]
-    if not is_constant(w, graph):
+    if not graph.is_constant(w):
         return Decline(Code.PATTERN, f"the weights {w} of {chain.linear} are no constant")
     if w.type.dtype != chain.linear.result.type.dtype or not w.type.dtype.is_float:
         return Decline(
@@ -239,7 +235,7 @@ def batch_norm_is_known(found: Match) -> Decline | None:
     chain = chain_of(found)
     names = found.root.op.operand_names
     for name, value in zip(names[1:], found.root.operands[1:], strict=True):
-        if not is_constant(value, found.graph):
+        if not found.graph.is_constant(value):
             return Decline(Code.PATTERN, f"the {name} {value} of {found.root} is no constant")
     refused = first_decline(weights_of(chain, found.graph), stays_inside(chain, found.root, found.graph))
     return weights_stay_exact(chain, batch_norm_factor(found), found.graph) if refused is None else refused

@@ -83,7 +83,7 @@ def takes_parameter(found: Match) -> bool:
     assert isinstance(norm.op, LayerNorm | RmsNorm)
     free = "bias" not in norm.op.affine if adds(found) else not norm.op.affine
     lead = other.type.shape[: max(0, other.type.rank - len(norm.op.axes))]
-    along = not lead or (prod(lead) == 1 and found.graph.constants.get(other.name) is other)
+    along = not lead or (prod(lead) == 1 and found.graph.is_constant(other))
     last = norm.op.axes[0] == norm.operands[0].type.rank - len(norm.op.axes)
     return free and last and other.literal is None and along
 
