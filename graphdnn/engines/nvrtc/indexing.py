@@ -5,9 +5,9 @@ Shared by the families: dimensions of size 1 vanish, neighbours that every opera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 Strides = tuple[int, ...]
 LARGEST_INT = 2**31 - 1
@@ -75,15 +75,20 @@ def vector_width(space: Space, itemsizes: Sequence[int], most_bytes: int = 16, m
     if not moving:
         return 1
     width = min(most, max(1, most_bytes // min(size for _, size in moving)))
-    while width > 1 and not fits(space, [a for a, _ in moving], width):
+    *outer, last = space.extents
+    if outer:
+        return common_width(width, (last, *(s for a, _ in moving for s in a[:-1])))
+    while width > last:
         width //= 2
     return width
 
 
-def fits(space: Space, moving: Sequence[Strides], width: int) -> bool:
-    if len(space.extents) == 1:
-        return space.extents[0] >= width
-    return space.extents[-1] % width == 0 and all(s % width == 0 for a in moving for s in a[:-1])
+def common_width(most: int, terms: Iterable[int]) -> int:
+    """The largest power of two that divides all the terms, `most` (itself a power of two) at most.
+
+    Extents, strides and offsets that a width divides are those by which vectors of that width stay aligned.
+    """
+    return gcd(most, *terms)
 
 
 def offset_terms(strides: Sequence[int], names: Sequence[str]) -> str:

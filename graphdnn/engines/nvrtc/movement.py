@@ -14,10 +14,10 @@ from math import prod
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.copies import MOVES, Job, Place, Start, jobs_of
 from graphdnn.engines.nvrtc.emit import template
-from graphdnn.engines.nvrtc.indexing import LARGEST_INT, offset_terms, split_index
+from graphdnn.engines.nvrtc.indexing import LARGEST_INT, common_width, offset_terms, split_index
 from graphdnn.engines.nvrtc.packing import Packing, groups_of, packing_of
 from graphdnn.engines.nvrtc.recipe import RAMP_US, Buffer, Family, Kernel, Pairs, Recipe
-from graphdnn.engines.nvrtc.turning import Tile, tile_counts, tile_of, widest
+from graphdnn.engines.nvrtc.turning import Tile, tile_counts, tile_of
 from graphdnn.ir.ops.movement import WriteSlice
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, normalized_strides
@@ -118,7 +118,7 @@ def walk_width(job: Job, size: int) -> int:
         terms += [job.lookup.step] if job.lookup else []
     if job.into is not None:
         terms.append(job.into.step)
-    return widest(16 // size, terms)
+    return common_width(16 // size, terms)
 
 
 def generate(region: Region, target: Target) -> Recipe:

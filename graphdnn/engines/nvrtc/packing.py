@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphdnn.engines.nvrtc.copies import SHORT_BYTES, Job
-from graphdnn.engines.nvrtc.turning import widest
+from graphdnn.engines.nvrtc.indexing import common_width
 
 MOST_BYTES = 64
 """Elements that one thread holds at once."""
@@ -46,7 +46,11 @@ def packing_of(job: Job, size: int) -> Packing | None:
     terms_out = [target.offset, pixels * written, left * written, *target.strides[: rest if in_rows else rest + 1]]
     neighbours = in_rows and source.strides[-2] == 1
     return Packing(
-        pixels, read, written, widest(16 // size, terms_in) if neighbours else 1, widest(16 // size, terms_out)
+        pixels,
+        read,
+        written,
+        common_width(16 // size, terms_in) if neighbours else 1,
+        common_width(16 // size, terms_out),
     )
 
 

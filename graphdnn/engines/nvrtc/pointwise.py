@@ -19,6 +19,7 @@ from graphdnn.engines.nvrtc.indexing import (
     LARGEST_INT,
     Space,
     collapsed,
+    common_width,
     offset_terms,
     ordered,
     split_index,
@@ -210,15 +211,10 @@ def one_walk(shape: tuple[int, ...], layout: tuple[int, ...]) -> tuple[tuple[int
 
 def within_bounds(width: int, bounds: Collection[Bound]) -> int:
     """The largest width, up to the given one, of which no group lies on both sides of a bound."""
-
-    def splits(bound: Bound) -> bool:
-        *outer, inner = bound.strides
-        ends = (*outer, bound.low or 0, bound.high or 0)
-        return inner > 1 or (inner == 1 and any(end % width for end in ends))
-
-    while width > 1 and any(map(splits, bounds)):
-        width //= 2
-    return width
+    if any(bound.strides[-1] > 1 for bound in bounds):
+        return 1
+    met = [bound for bound in bounds if bound.strides[-1] == 1]
+    return common_width(width, (n for b in met for n in (*b.strides[:-1], b.low or 0, b.high or 0)))
 
 
 def merging(mask: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:

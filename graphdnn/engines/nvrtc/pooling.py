@@ -18,7 +18,7 @@ from graphdnn.engines.nvrtc.demand import Demand
 from graphdnn.engines.nvrtc.emit import BOUNDS, literal, prelude, register, template
 from graphdnn.engines.nvrtc.epilogue import epilogue_of, placed, placed_in
 from graphdnn.engines.nvrtc.group import Access, held, load_group, wide_condition
-from graphdnn.engines.nvrtc.indexing import LARGEST_INT, split_index
+from graphdnn.engines.nvrtc.indexing import LARGEST_INT, common_width, split_index
 from graphdnn.engines.nvrtc.places import Place
 from graphdnn.engines.nvrtc.recipe import (
     RAMP_US,
@@ -104,11 +104,8 @@ def vector(x: TensorType, y: TensorType) -> tuple[int, int]:
     """The axis that a thread's group lies along, and its width: several channels, or a single element."""
     if x.layout[1] != 1 or y.layout[1] != 1 or x.shape[1] == 1:
         return x.rank - 1, 1
-    width = min(8, 16 // x.dtype.itemsize)
     others = [s for t in (x, y) for a, s in enumerate(t.layout) if a != 1 and t.shape[a] > 1]
-    while width > 1 and (x.shape[1] % width or any(s % width for s in others)):
-        width //= 2
-    return 1, width
+    return 1, common_width(min(8, 16 // x.dtype.itemsize), (x.shape[1], *others))
 
 
 def walk_order(y: TensorType) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered
+from graphdnn.engines.nvrtc.indexing import Space, collapsed, common_width, ordered
 from graphdnn.engines.nvrtc.rows_phases import kept_bytes, phases
 from graphdnn.engines.nvrtc.rows_program import Output, Program, Term
 from graphdnn.ir.types import DType
@@ -128,14 +128,8 @@ def vector_width(walked: Space, other: Space, itemsizes: list[int], most: int) -
     if not moving:
         return 1
     width = min(most, max(1, 16 // min(itemsizes[i] for i in moving)))
-
-    def fits(width: int) -> bool:
-        outer = (s for i in moving for s in (*walked.accesses[i][:-1], *other.accesses[i]))
-        return walked.extents[-1] % width == 0 and all(s % width == 0 for s in outer)
-
-    while width > 1 and not fits(width):
-        width //= 2
-    return width
+    outer = (s for i in moving for s in (*walked.accesses[i][:-1], *other.accesses[i]))
+    return common_width(width, (walked.extents[-1], *outer))
 
 
 def power_above(n: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.nvrtc.indexing import common_width
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType
 from graphdnn.target import Target
@@ -164,7 +165,4 @@ def best_tiling(product: Product, target: Target) -> Tiling:
 
 def dense_vector(step: int, others: tuple[int, ...], extent: int, itemsize: int, share: int, most: int = 4) -> int:
     """Elements of an operand that are fetched at once along an axis of stride `step`; `share` falls to each thread."""
-    width = min(16 // itemsize, most, share)
-    while width > 1 and (step != 1 or extent % width or any(s % width for s in others)):
-        width //= 2
-    return width
+    return common_width(min(16 // itemsize, most, share), (extent, *others)) if step == 1 else 1

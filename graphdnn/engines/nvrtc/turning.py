@@ -5,10 +5,10 @@ A box is turned when its source is dense along another axis than its result, as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphdnn.engines.nvrtc.copies import Job
+from graphdnn.engines.nvrtc.indexing import common_width
 from graphdnn.target import Target
 
 
@@ -31,13 +31,6 @@ class Tile:
     flat_out: bool
     width_in: int
     width_out: int
-
-
-def widest(width: int, terms: Sequence[int]) -> int:
-    """The largest power of two up to `width` that divides all the terms."""
-    while width > 1 and any(t % width for t in terms):
-        width //= 2
-    return width
 
 
 def tile_of(job: Job, size: int, target: Target) -> Tile | None:
@@ -70,8 +63,8 @@ def tile_of(job: Job, size: int, target: Target) -> Tile | None:
         pitch=pitch(extent_s, size),
         flat_in=flat_in,
         flat_out=flat_out,
-        width_in=widest(most, terms_in),
-        width_out=widest(most, terms_out),
+        width_in=common_width(most, terms_in),
+        width_out=common_width(most, terms_out),
     )
 
 
