@@ -25,7 +25,7 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.fuse import propose
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.passes.pattern import leaves_as
 from graphdnn.passes.rewrite import Ask, Emitter, Precomputed, Refusal, Rewritten, finish, in_user_names
 from graphdnn.passes.rules.folding import per_channel, tensor_and_constant, vector

@@ -17,8 +17,8 @@ from graphdnn.ir.ops.movement import Convert, Pad
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.ir.writer import GraphWriter, Rewriter
-from graphdnn.passes.layout import assign_layouts
-from graphdnn.passes.layout_images import convolutional_nodes, known_layouts
+from graphdnn.passes.layout.assign import assign_layouts
+from graphdnn.passes.layout.images import convolutional_nodes, known_layouts
 from graphdnn.passes.rewrite import Ask, Precomputed, Rewritten
 
 MULTIPLES = (4, 8)

@@ -15,13 +15,13 @@ from functools import partial
 
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
+from graphdnn.passes.attention.empty_sequences import give_keys
+from graphdnn.passes.attention.lengths import complete
+from graphdnn.passes.attention.masks import masks_as_biases
 from graphdnn.passes.cleanup import canonicalize, drop_dead
-from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
-from graphdnn.passes.keys import give_keys
-from graphdnn.passes.layout_choice import apart_layouts, cheapest_layouts, row_major_images
-from graphdnn.passes.masks import masks_as_biases
+from graphdnn.passes.layout.choice import apart_layouts, cheapest_layouts, row_major_images
 from graphdnn.passes.merge import merge_products
 from graphdnn.passes.padding import pad_channels
 from graphdnn.passes.promote import promote

@@ -9,7 +9,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.region import Region
-from graphdnn.passes.masks import masks_as_biases
+from graphdnn.passes.attention.masks import masks_as_biases
 from graphdnn.passes.pattern import Match
 from graphdnn.passes.rewrite import Ask, Rewritten, Rule, rewrite
 from graphdnn.passes.rules.activation import ACTIVATIONS

@@ -15,7 +15,7 @@ from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.types import float16, float32
 from graphdnn.ir.views import is_free
 from graphdnn.passes.fuse import Proposal, propose
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.passes.patterns import FUSIONS
 from graphdnn.passes.patterns.convolution import CONVOLUTION
 from graphdnn.passes.select import Offer, select

@@ -16,7 +16,7 @@ from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.ir.graph import Graph
 from graphdnn.passes.cover_search import Problem
 from graphdnn.passes.fuse import propose
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout.assign import assign_layouts
 from tests.planned import H200
 
 SHAPE = (64, 256)

@@ -11,7 +11,7 @@ from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.movement import Convert, Pad
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import channels_last
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.passes.padding import MOST_CHANNELS, pad_channels
 
 H200 = gd.Target.named("h200")

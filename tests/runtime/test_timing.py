@@ -16,7 +16,7 @@ from graphdnn.engines.reference import ReferencePlan
 from graphdnn.errors import ExecutionError, OutOfMemoryError, TuningMemoryError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import channels_last
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.runtime.timing import MOST_SETS, RUNS, CudaTimer, HostTimer, clocked, timer_for

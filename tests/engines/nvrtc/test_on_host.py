@@ -14,7 +14,7 @@ from graphdnn.engines.nvrtc.recipe import Anchored, Kernel
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import whole
 from tests.engines.nvrtc.host_kernels import HostKernels, check_outputs, kernel_of

@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from graphdnn.passes.layout_cut import source_side
+from graphdnn.passes.layout.minimum_cut import source_side
 
 SOURCE, SINK = -1, -2
 

@@ -1,9 +1,13 @@
-"""Which parts of a graph are channels-last: a minimum cut over the bytes that conversions would move.
+"""Which ops on images are channels-last and which row-major: a minimum cut of the graph, in bytes.
 
-Every op on images is on one of two sides.  An edge between the sides costs the bytes of its value, once for each value
-however many read it.  Behind a convolution or pointwise op it costs as much again where pointwise ops read it: on one
-side they could be one region, and the value would never be in memory.  A convolution on the row-major side costs twice
-the bytes it moves, since the library would convert inside it and takes less fused with it.
+A part is a connected set of ops that work on images (N, C, *spatial) and run in either layout, with a convolution among
+them.  The cut puts each op of it on one of two sides, channels-last or row-major, such that the sum of these is least:
+
+- for each value whose maker and readers are on different sides its bytes, once however many read it: it is converted;
+- as many again where a convolution or pointwise op makes it and pointwise ops read it: on one side they could be one
+  region, and the value would never be written to memory;
+- for a convolution on the row-major side twice the bytes that it reads and writes: the library converts inside it, and
+  fuses less with it.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.lazy import cached_property
-from graphdnn.passes.layout_cut import source_side
-from graphdnn.passes.layout_rules import (
+from graphdnn.passes.layout.minimum_cut import source_side
+from graphdnn.passes.layout.rules import (
     CONVOLUTIONS,
     FOLLOWERS,
     has_dense_rows,

@@ -1,9 +1,9 @@
 """Where every value's elements lie: strides for all of them, and `convert` nodes where a reader needs others.
 
-Convolutional parts are channels-last where that costs the fewest converted bytes (layout_images.py, and in
-layout_choice.py what regions save); everything else follows its operands (layout_rules.py).  Constants are laid out as
-they are needed, at compile time.  At the end every output and every state's next value has memory of its own, with the
-strides that the caller was promised.
+Which convolutions and ops on images around them are channels-last is decided before (images.py, choice.py); every other
+op's layout follows from those of its operands (rules.py).  Constants are laid out as they are needed, at compile time.
+At the end every output and every state's next value has memory of its own, with the strides that the caller was
+promised.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.types import TensorType, row_major
 from graphdnn.ir.views import is_free
 from graphdnn.ir.writer import Rewriter
-from graphdnn.passes.layout_images import channels_last_nodes
-from graphdnn.passes.layout_rules import Strides, layouts_around, promised_strides
+from graphdnn.passes.layout.images import channels_last_nodes
+from graphdnn.passes.layout.rules import Strides, layouts_around, promised_strides
 from graphdnn.passes.rewrite import Rewritten
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.passes.masks import masks_as_biases
+from graphdnn.passes.attention.masks import masks_as_biases
 from graphdnn.passes.raising import raise_ops
 from tests.passes.random_graphs import assert_same_meaning
 from tests.planned import answers, h200_report

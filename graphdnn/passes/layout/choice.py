@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.passes.fuse import propose
-from graphdnn.passes.layout import assign_layouts
-from graphdnn.passes.layout_images import both_cuts, channels_last_nodes, least_converted_nodes, may_join
+from graphdnn.passes.layout.assign import assign_layouts
+from graphdnn.passes.layout.images import both_cuts, channels_last_nodes, least_converted_nodes, may_join
 from graphdnn.passes.rewrite import Ask, Refusal, Rewritten
 from graphdnn.passes.select import Offer, select
 

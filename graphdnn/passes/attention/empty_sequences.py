@@ -16,7 +16,7 @@ from graphdnn.ir.ops.movement import Reshape
 from graphdnn.ir.ops.pointwise import Pointwise, Select
 from graphdnn.ir.region import Region
 from graphdnn.ir.writer import Operand, Rewriter
-from graphdnn.passes.complete import LENGTHS, full_lengths
+from graphdnn.passes.attention.lengths import LENGTHS, full_lengths
 from graphdnn.passes.intervals import interval
 from graphdnn.passes.rewrite import Ask, Rewritten
 

@@ -12,9 +12,9 @@ from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.types import DType, channels_last
-from graphdnn.passes.layout import assign_layouts
-from graphdnn.passes.layout_choice import cover_us
-from graphdnn.passes.layout_images import PENALTY, channels_last_nodes, least_converted_nodes, matters, may_join
+from graphdnn.passes.layout.assign import assign_layouts
+from graphdnn.passes.layout.choice import cover_us
+from graphdnn.passes.layout.images import PENALTY, channels_last_nodes, least_converted_nodes, matters, may_join
 from graphdnn.passes.rewrite import Ask
 from graphdnn.report.model import CompileReport
 from tests.planned import H200, h200_report

@@ -12,7 +12,7 @@ from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.types import Array, TensorType, channels_last, row_major
 from graphdnn.ir.views import is_free, resolve
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout.assign import assign_layouts
 from tests.passes.random_graphs import random_graph
 from tests.processes import said_by_every_process
 
@@ -414,7 +414,7 @@ def test_time_grows_with_the_length() -> None:
 SCRIPT = """
 import numpy as np
 from tests.passes.random_graphs import random_graph
-from graphdnn.passes.layout import assign_layouts
+from graphdnn.passes.layout.assign import assign_layouts
 for seed in range(4):
     done = assign_layouts(random_graph(np.random.default_rng(seed))).graph
     print([(n.name, [str(t) for t in n.result_types]) for n in done.nodes])

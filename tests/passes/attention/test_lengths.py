@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.passes.complete import complete
+from graphdnn.passes.attention.lengths import complete
 
 
 def attention(**lengths: tuple[int, ...]) -> gd.Graph:

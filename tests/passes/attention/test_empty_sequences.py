@@ -9,11 +9,11 @@ import pytest
 import graphdnn as gd
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.region import Region
+from graphdnn.passes.attention.empty_sequences import give_keys
+from graphdnn.passes.attention.lengths import complete
 from graphdnn.passes.cleanup import drop_dead
-from graphdnn.passes.complete import complete
 from graphdnn.passes.expand import expand
-from graphdnn.passes.keys import give_keys
-from tests.passes.test_complete import attention
+from tests.passes.attention.test_lengths import attention
 
 
 def taken(region: Region) -> float:
