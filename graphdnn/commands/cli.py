@@ -35,6 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("graphdnn: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except UnicodeEncodeError as error:
+        complain(
+            f"standard output is {error.encoding}, which lacks {error.object[error.start]!r}; PYTHONIOENCODING=utf-8 "
+            "in the environment has it written"
+        )
+        return trouble(options)
     except GraphDnnError as error:
         complain(str(error))
         return trouble(options)
@@ -58,10 +64,11 @@ def trouble(options: argparse.Namespace) -> int:
 
 
 def said(error: OSError) -> str:
-    """An error of the system as a sentence: the file, and what is wrong with it."""
-    if error.filename is None or error.strerror is None:
+    """An error of the system as a sentence: the file where there is one, and what is wrong."""
+    if error.strerror is None:
         return str(error)
-    return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    what = f"{error.strerror[:1].lower()}{error.strerror[1:]}"
+    return what if error.filename is None else f"{error.filename}: {what}"
 
 
 def abandon_output() -> None:

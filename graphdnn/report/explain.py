@@ -19,6 +19,9 @@ from graphdnn.spelling import counted
 WIDTH = 250
 HEADINGS = ("region", "pattern", "engine and plan", "kernels", "estimate us", "measured us", "read", "written")
 TEXTS = ("region", "pattern", "engine and plan")
+RULED = "\n".join(("    ", "    ", " -- ", *["    "] * 5)) + "\n"
+"""A rule below the headings and no other line, as rich's boxes are spelt; ASCII, which every output can show."""
+
 SHOWN_LINES = 4
 SHOWN_NAMES = 3
 SHOWN_CHANGES = 8
@@ -105,14 +108,14 @@ def summary(report: CompileReport) -> str:
 
 def table(report: CompileReport) -> str:
     """One line a region."""
-    from rich import box
+    from rich.box import Box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     is_timed = any(r.measured_us is not None for r in report.regions)
     shown = [h for h in HEADINGS if is_timed or h != "measured us"]
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=Box(RULED, ascii=True), pad_edge=False)
     for heading in shown:
         grid.add_column(heading, justify="left" if heading in TEXTS else "right", no_wrap=True)
     for r in report.regions:

@@ -137,7 +137,23 @@ def test_what_cannot_be_written_is_said_once(saved: str) -> None:
         done = script("explain", saved, "--target", "h200", stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "No space left" in done.stderr
+    assert done.stderr == "graphdnn: no space left on device\n"
+
+
+def test_a_report_is_shown_by_an_output_that_takes_ascii_only(saved: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = script("explain", saved, "--target", "h200", capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_name_that_the_output_cannot_show_is_said_with_the_cure(tmp_path: Path) -> None:
+    g = gd.GraphBuilder("größe")
+    g.build({"y": g.relu(g.input("x", (4,), gd.float32))}).save(tmp_path / "named.json")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = script("explain", str(tmp_path / "named.json"), "--target", "h200", capture_output=True, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("graphdnn: standard output is ascii, which lacks '\\xf6'; PYTHONIOENCODING=utf-8")
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_version(capsys: pytest.CaptureFixture) -> None:
