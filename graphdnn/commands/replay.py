@@ -13,6 +13,7 @@ from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
+from graphdnn.commands.cli import said
 from graphdnn.compiler import compile
 from graphdnn.config import CompileOptions
 from graphdnn.engines.contract import HostPlan
@@ -27,14 +28,13 @@ from graphdnn.runtime.child import Child, Ended, Parent
 from graphdnn.runtime.context import DeviceContext
 from graphdnn.runtime.loaded import laid_out
 from graphdnn.runtime.program import Program
+from graphdnn.saved.kinds import Kind, kind_of
+from graphdnn.saved.load import graph_in, load
 from graphdnn.spelling import counted
 
 COMPILE_SECONDS = 600.0
 PLAN_SECONDS = 60.0
 """How long compiling may take, and how long one plan."""
-
-SAVED_EXECUTABLE = ".gdn"
-"""Suffix of files that hold plans; any other is a graph, which is compiled."""
 
 Message = dict[str, Any]
 
@@ -82,11 +82,12 @@ def replay(
     options: Mapping[str, Any] | None = None,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Outcome:
-    """Compiles the graph at `path` (of Graph.save, or a saved executable) and runs it plan by plan, in a child process.
+    """Compiles the graph at `path` (of Graph.save) and runs it plan by plan, in a child process.
 
-    `inputs` is an .npz file with arrays by input name; without it floats are drawn and all else is zero.  `options` are
-    those of CompileOptions.  `tell` is given a line for each thing that happens.  Raises ExecutionError for a file,
-    inputs or options that are wrong, or where no child process can be started.
+    Of a saved executable the plans in it are run; given a target or options its graph is compiled anew.  `inputs` is an
+    .npz file with arrays by input name; without it floats are drawn and all else is zero.  `options` are those of
+    CompileOptions.  `tell` is given a line for each thing that happens.  Raises ExecutionError for a file, inputs or
+    options that are wrong, or where no child process can be started.
     """
     child = Child.start("graphdnn.commands.replay:work")
     if isinstance(child, Ended):
@@ -184,7 +185,8 @@ def work(parent: Parent) -> None:
         arrays = given(executable.graph, question["inputs"])
     except (GraphDnnError, OSError, ValueError) as error:
         # A context that is lost while plans are tried ends in an error of ours too, which names the loss.
-        parent.send({"what": "failed" if "CUDA context" in str(error) else "wrong", "reason": str(error)})
+        reason = said(error) if isinstance(error, OSError) else str(error)
+        parent.send({"what": "failed" if "CUDA context" in reason else "wrong", "reason": reason})
         return
     plans = [[r.engine, r.plan, r.pattern, r.name] for r in executable.report.regions]
     parent.send({"what": "compiled", "graph": program.graph.name, "device": str(program.device), "plans": plans})
@@ -197,13 +199,13 @@ def work(parent: Parent) -> None:
 
 
 def compiled(question: Message) -> Executable:
-    """The graph compiled with the options that were asked for, or the saved executable as it is."""
-    path, target = question["path"], question["target"]
-    if Path(path).suffix == SAVED_EXECUTABLE:
-        from graphdnn.saved.load import load
-
-        return load(path, None if target == "auto" else target)
-    return compile(Graph.load(path), target, CompileOptions(**question["options"]))
+    """The saved executable as it is where nothing else is asked for, or its graph, or a saved one, compiled."""
+    path, target, options = Path(question["path"]), question["target"], question["options"]
+    is_executable = kind_of(path) is Kind.EXECUTABLE
+    if is_executable and target == "auto" and not options:
+        return load(path)
+    graph = graph_in(path) if is_executable else Graph.load(path)
+    return compile(graph, target, CompileOptions(**options))
 
 
 def given(graph: Graph, path: str | None) -> dict[str, Array]:

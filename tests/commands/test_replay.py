@@ -58,10 +58,19 @@ def test_every_plan_is_told_in_order(saved: Path) -> None:
 
 def test_a_saved_executable_is_run_as_it_is(tmp_path: Path) -> None:
     exe = gd.compile(some_graph(), target="cpu", options=gd.CompileOptions(**UNFUSED))
-    exe.save(tmp_path / "sample.gdn")
+    saved = tmp_path / "sample.saved"  # what a file is, its content says and not its name
+    exe.save(saved)
+    lines: list[str] = []
+    assert replay.replay(saved, tell=lines.append).is_healthy
+    assert len(lines) == 1 + len(exe.report.regions)
+
+
+def test_the_graph_of_a_saved_executable_is_compiled_anew_with_options(tmp_path: Path) -> None:
+    gd.compile(some_graph(), target="cpu").save(tmp_path / "sample.gdn")
+    report = gd.compile(some_graph(), target="cpu", options=gd.CompileOptions(**UNFUSED)).report
     outcome, lines = lines_of(tmp_path / "sample.gdn")
     assert outcome.is_healthy
-    assert len(lines) == 1 + len(exe.report.regions)
+    assert len(lines) == 1 + len(report.regions)
 
 
 @pytest.mark.parametrize(
