@@ -13,10 +13,10 @@ from graphdnn.engines.nvrtc.indexing import split_index
 from graphdnn.engines.nvrtc.recipe import Anchored, parameter_names
 from graphdnn.engines.nvrtc.tiled import Contraction, Read, but_in_ieee_float32, tiled_family
 from graphdnn.engines.nvrtc.tiling import Product, Tiling, dense_vector
-from graphdnn.engines.nvrtc.window import declared, operand_constants, three
+from graphdnn.engines.nvrtc.window import declared, input_read, operand_constants, three
 from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import promote, row_major
+from graphdnn.ir.types import TensorType, promote, row_major
 
 TAP_INSTRUCTIONS = 16
 """What finding a group's tap and address takes, and whether it lies inside.  35 float32 convolutions of ResNet-50 and
@@ -89,24 +89,26 @@ def window_constants(parts: Anchored) -> list[str]:
 
 
 def operand_reads(parts: Anchored, product: Product, tiling: Tiling) -> tuple[Read, Read]:
-    """How x (along k where its channels are innermost) and w are fetched."""
+    """How x and w are fetched."""
     x, w = parts.anchor.operand_types
-    channels = w.shape[1]
-    inner = x.layout[1] == 1 and channels > 1
-    share, most = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)], tiling.most_fetched
-    x_others = (x.layout[0], *x.layout[2:], channels)
-    of_x = Read(inner, dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], most) if inner else 1)
+    of_x = input_read(x, w.shape[1], tiling)
+    return of_x, filter_read(w, product, tiling, of_x.along_k)
+
+
+def filter_read(w: TensorType, product: Product, tiling: Tiling, channels_inner: bool) -> Read:
+    """How w is fetched: along k where its taps lie as k counts them, else along the output channels if these are dense.
+
+    With `channels_inner` k counts the channels of one tap before the next tap, else the taps of one channel.
+    """
     group_step = product.n * w.layout[0]
-    if inner and w.layout[1] == 1:
-        w_others, extent = (w.layout[0], *w.layout[2:], group_step), channels
-    elif not inner and w.layout[1:] == row_major(w.shape)[1:]:
-        w_others, extent = (w.layout[0], group_step), product.k
-    elif w.layout[0] == 1:
-        w_others = (*w.layout[1:], group_step)
-        return of_x, Read(False, dense_vector(1, w_others, product.n, w.dtype.itemsize, share[1], most))
-    else:
-        return of_x, Read(True, 1)
-    return of_x, Read(True, dense_vector(1, w_others, extent, w.dtype.itemsize, share[1], most))
+    size, share, most = w.dtype.itemsize, tiling.share(1), tiling.most_fetched
+    if channels_inner and w.layout[1] == 1:
+        return Read(True, dense_vector(1, (w.layout[0], *w.layout[2:], group_step), w.shape[1], size, share, most))
+    if not channels_inner and w.layout[1:] == row_major(w.shape)[1:]:
+        return Read(True, dense_vector(1, (w.layout[0], group_step), product.k, size, share, most))
+    if w.layout[0] == 1:
+        return Read(False, dense_vector(1, (*w.layout[1:], group_step), product.n, size, share, most))
+    return Read(True, 1)
 
 
 FAMILY = tiled_family("conv", Conv, contraction, but_in_ieee_float32)

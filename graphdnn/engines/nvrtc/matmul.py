@@ -42,8 +42,8 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
 
     def reads(tiling: Tiling) -> tuple[Read, Read]:
         a, b = (
-            operand_fetch(across, walk, v.type.dtype.itemsize, tiling)
-            for across, walk, v in zip(tiling.block, walked, operands, strict=False)
+            operand_fetch(tiling.share(number), walk, v.type.dtype.itemsize, tiling)
+            for number, (walk, v) in enumerate(zip(walked, operands, strict=True))
         )
         return a, b
 
@@ -82,11 +82,10 @@ def walks(parts: Anchored, product: Product) -> tuple[Walk, Walk]:
     return (strides_a, (product.m, product.k)), (strides_b, (product.n, product.k))
 
 
-def operand_fetch(across: int, walk: Walk, itemsize: int, tiling: Tiling) -> Read:
-    """How a tile `across` wide is fetched."""
+def operand_fetch(share: int, walk: Walk, itemsize: int, tiling: Tiling) -> Read:
+    """How an operand's tile is fetched, `share` elements by each thread: along k where only that axis is dense."""
     strides, extents = walk
     *batch, step, step_k = strides
-    share = across * tiling.block[2] // tiling.threads
     most = tiling.most_fetched
     if step_k == 1 and step != 1:
         share = min(share, tiling.block[2])

@@ -29,6 +29,10 @@ class Tiling:
     def threads(self) -> int:
         return self.block[0] // self.thread[0] * (self.block[1] // self.thread[1])
 
+    def share(self, operand: int) -> int:
+        """Elements of the tile of A (0) or B (1) that each thread fetches."""
+        return self.block[operand] * self.block[2] // self.threads
+
     @property
     def sums(self) -> int:
         """Sums that a thread keeps."""

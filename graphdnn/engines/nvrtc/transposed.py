@@ -13,7 +13,7 @@ from math import gcd, prod
 from graphdnn.engines.nvrtc.recipe import Anchored, parameter_names
 from graphdnn.engines.nvrtc.tiled import Contraction, Read, but_in_ieee_float32, tiled_family
 from graphdnn.engines.nvrtc.tiling import Product, Tiling, dense_vector
-from graphdnn.engines.nvrtc.window import declared, operand_constants, three
+from graphdnn.engines.nvrtc.window import declared, input_read, operand_constants, three
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import promote
@@ -105,18 +105,15 @@ def window_constants(parts: Anchored) -> list[str]:
 
 
 def operand_reads(parts: Anchored, product: Product, tiling: Tiling) -> tuple[Read, Read]:
-    """How x (along k where its channels are innermost) and w are fetched."""
+    """How x and w are fetched: w along k where x is and its input channels are dense, else along output channels."""
     x, w = parts.anchor.operand_types
     channels = x.shape[1] // transposed_op(parts).groups
-    inner = x.layout[1] == 1 and channels > 1
-    share, most = [tiling.block[axis] * tiling.block[2] // tiling.threads for axis in (0, 1)], tiling.most_fetched
-    x_others = (x.layout[0], *x.layout[2:], channels)
-    of_x = Read(inner, dense_vector(1, x_others, channels, x.dtype.itemsize, share[0], most) if inner else 1)
-    if inner and w.layout[0] == 1:
-        w_others = (*w.layout[1:], channels)
-        return of_x, Read(True, dense_vector(1, w_others, channels, w.dtype.itemsize, share[1], most))
-    w_others = (w.layout[0], *w.layout[2:])
-    return of_x, Read(False, dense_vector(w.layout[1], w_others, product.n, w.dtype.itemsize, share[1], most))
+    of_x = input_read(x, channels, tiling)
+    size, share, most = w.dtype.itemsize, tiling.share(1), tiling.most_fetched
+    if of_x.along_k and w.layout[0] == 1:
+        return of_x, Read(True, dense_vector(1, (*w.layout[1:], channels), channels, size, share, most))
+    others = (w.layout[0], *w.layout[2:])
+    return of_x, Read(False, dense_vector(w.layout[1], others, product.n, size, share, most))
 
 
 def contraction(region: Region, parts: Anchored) -> Contraction:

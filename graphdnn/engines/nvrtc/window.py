@@ -1,10 +1,11 @@
-"""What convolutions have in common: window sizes and strides of their operands as C++ constants."""
+"""What convolutions have in common: how x is fetched, and sizes and strides of operands as C++ constants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from graphdnn.engines.nvrtc.tiled import Read
+from graphdnn.engines.nvrtc.tiling import Tiling, dense_vector
 from graphdnn.ir.types import TensorType
 
 Sizes = tuple[int, ...]
@@ -19,6 +20,15 @@ def three(values: Sizes, fill: int) -> tuple[int, int, int]:
 def declared(stem: str, values: Sizes, suffixes: str = "DHW", kind: str = "int") -> str:
     """One C++ constant for each value: the stem and a suffix."""
     return f"constexpr {kind} {', '.join(f'{stem}{s} = {v}' for s, v in zip(suffixes, values, strict=True))};"
+
+
+def input_read(x: TensorType, channels: int, tiling: Tiling) -> Read:
+    """How x, with `channels` of them in a group, is fetched: along k where its channels are innermost."""
+    if x.layout[1] != 1 or channels == 1:
+        return Read(False, 1)
+    others = (x.layout[0], *x.layout[2:], channels)
+    width = dense_vector(1, others, channels, x.dtype.itemsize, tiling.share(0), tiling.most_fetched)
+    return Read(True, width)
 
 
 def operand_constants(
