@@ -1,4 +1,4 @@
-"""What is found of a region, kept while one region is being asked about: its families look at it several times over."""
+"""A cache of one entry for analyses of a region: the families of kernels ask for the same ones in turn."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def kept(analysis: Callable[Concatenate[Region, P], T]) -> Callable[Concatenate[Region, P], T]:
-    """The same analysis, which remembers what it saw last and what it found, and gives that to whoever asks again.
+def cached_for_last(analysis: Callable[Concatenate[Region, P], T]) -> Callable[Concatenate[Region, P], T]:
+    """The same analysis with its last result cached: it is returned again for the same region and equal arguments.
 
-    Nobody may change what is found.  Safe in several threads, which at worst find the same anew.
+    Results are shared, so nobody may change them.  Safe in several threads, which at worst repeat the analysis.
     """
     last: tuple[weakref.ref[Region], object, T] | None = None
 

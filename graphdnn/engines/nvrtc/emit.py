@@ -13,7 +13,7 @@ from importlib import resources
 
 import numpy as np
 
-from graphdnn.engines.nvrtc.functions import ROWS
+from graphdnn.engines.nvrtc.functions import EXPRESSIONS
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.pointwise import Cast, Elementwise, Pointwise, Select
 from graphdnn.ir.types import DType, promote
@@ -94,7 +94,7 @@ def emit_node(node: Node, operands: Sequence[str], name: str) -> list[str]:
         return [f"{declared}{operands[0]} ? {a} : {b};"]
     assert isinstance(op, Elementwise)
     common = promote(*types)
-    row = ROWS[op.function]
+    found = EXPRESSIONS[op.function]
     values = [convert(t, d, common) for t, d in zip(operands, types, strict=True)]
     fields = {
         "T": register(common),
@@ -102,8 +102,8 @@ def emit_node(node: Node, operands: Sequence[str], name: str) -> list[str]:
         "t": f"{name}_t",
         **parameters(op, common),
     }
-    expression = row.integers if common.is_integer and row.integers is not None else row.floats
-    prepare = [row.prepare.format(*values, **fields)] if row.prepare else []
+    expression = found.integers if common.is_integer and found.integers is not None else found.floats
+    prepare = [found.prepare.format(*values, **fields)] if found.prepare else []
     return [*prepare, f"{declared}({register(result)})({expression.format(*values, **fields)});"]
 
 

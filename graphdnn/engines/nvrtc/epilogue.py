@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.nvrtc.analysis import kept
+from graphdnn.engines.nvrtc.analysis import cached_for_last
 from graphdnn.engines.nvrtc.demand import Demand
 from graphdnn.engines.nvrtc.emit import register
 from graphdnn.engines.nvrtc.group import Access, Store, held, load_group, wide_condition, work_group
@@ -53,7 +53,7 @@ class Epilogue:
         ]
 
 
-@kept
+@cached_for_last
 def anchor_with_epilogue(region: Region) -> Anchored | Decline:
     """The region as an anchor with only an epilogue, all of it within the index space of the anchor's result."""
     parts = anchored(region)

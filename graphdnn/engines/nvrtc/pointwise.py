@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
-from graphdnn.engines.nvrtc.analysis import kept
+from graphdnn.engines.nvrtc.analysis import cached_for_last
 from graphdnn.engines.nvrtc.demand import Bound, Demand, Located
 from graphdnn.engines.nvrtc.emit import prelude
 from graphdnn.engines.nvrtc.group import Access, Store, held, load_group, wide_condition, work_group
@@ -90,7 +90,7 @@ def domain(region: Region) -> Value:
     return max(region.outputs, key=lambda v: (v.type.size, v.type.rank, position[producer[v]]))
 
 
-@kept
+@cached_for_last
 def wanted(region: Region) -> Wanted | Decline:
     """The work of a region, or why one walk cannot do it.
 
@@ -121,7 +121,7 @@ def takes(region: Region) -> Decline | None:
     return found if isinstance(found, Decline) else None
 
 
-@kept
+@cached_for_last
 def plan_walk(region: Region, target: Target) -> Walk:
     """Decides index space, vector width and loads of a region that `takes` accepted."""
     found = wanted(region)
@@ -171,7 +171,7 @@ def plan_walk(region: Region, target: Target) -> Walk:
     )
 
 
-@kept
+@cached_for_last
 def outline(region: Region, target: Target) -> Walk:
     """The walk of a region that `takes` accepted, as far as price and memory depend on it.
 

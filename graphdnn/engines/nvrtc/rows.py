@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
-from graphdnn.engines.nvrtc.analysis import kept
+from graphdnn.engines.nvrtc.analysis import cached_for_last
 from graphdnn.engines.nvrtc.recipe import RAMP_US, Family, Recipe
 from graphdnn.engines.nvrtc.rows_layout import Layout, plan
 from graphdnn.engines.nvrtc.rows_phases import phases
@@ -49,7 +49,7 @@ def takes(region: Region) -> Decline | None:
     return None
 
 
-@kept
+@cached_for_last
 def planned(region: Region, target: Target) -> tuple[Program, Layout]:
     found = program(region)
     assert not isinstance(found, Decline)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.nvrtc.analysis import kept
+from graphdnn.engines.nvrtc.analysis import cached_for_last
 from graphdnn.engines.nvrtc.emit import literal
 from graphdnn.engines.nvrtc.places import Place, pointwise_operand, strides_at
 from graphdnn.engines.nvrtc.rows_places import place_all, reshaped_place
@@ -121,7 +121,7 @@ class Flattening:
         return results
 
 
-@kept
+@cached_for_last
 def program(region: Region) -> Program | Decline:
     """The row program of a region, or why it has none."""
     flat = Flattening(region)
@@ -134,12 +134,12 @@ def program(region: Region) -> Program | Decline:
     if isinstance(places, Decline):
         return places
     try:
-        return Demand(region, flat, root, places).program()
+        return TermBuilder(region, flat, root, places).program()
     except Unfit as unfit:
         return unfit.decline
 
 
-class Demand:
+class TermBuilder:
     """Builds the terms that the outputs need, each (value, place) once."""
 
     def __init__(self, region: Region, flat: Flattening, root: Value, places: Mapping[Value, Place]) -> None:

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import graphdnn as gd
-from graphdnn.engines.nvrtc.analysis import kept
+from graphdnn.engines.nvrtc.analysis import cached_for_last
 from graphdnn.ir.region import Region
 
 
@@ -22,7 +22,7 @@ def region(rows: int = 4) -> Region:
 def test_a_region_is_looked_at_once_until_another_one_comes() -> None:
     seen: list[Region] = []
 
-    @kept
+    @cached_for_last
     def analysis(region: Region) -> tuple[int, ...]:
         seen.append(region)
         return region.inputs[0].type.shape
@@ -35,7 +35,7 @@ def test_a_region_is_looked_at_once_until_another_one_comes() -> None:
 def test_what_else_was_asked_counts() -> None:
     asked: list[int] = []
 
-    @kept
+    @cached_for_last
     def analysis(region: Region, number: int) -> int:
         asked.append(number)
         return number
@@ -46,7 +46,7 @@ def test_what_else_was_asked_counts() -> None:
 
 
 def test_no_graph_is_kept_alive() -> None:
-    analysis = kept(lambda region: len(region.nodes))
+    analysis = cached_for_last(lambda region: len(region.nodes))
     gone = region()
     graph = weakref.ref(gone.graph)
     assert analysis(gone) == 1
@@ -56,7 +56,7 @@ def test_no_graph_is_kept_alive() -> None:
 
 
 def test_a_failure_is_no_answer() -> None:
-    @kept
+    @cached_for_last
     def analysis(region: Region) -> int:
         calls.append(region)
         if len(calls) == 1:
@@ -71,7 +71,7 @@ def test_a_failure_is_no_answer() -> None:
 
 
 def test_threads_get_their_own_regions_answer() -> None:
-    @kept
+    @cached_for_last
     def analysis(region: Region) -> int:
         return region.inputs[0].type.shape[0]
 

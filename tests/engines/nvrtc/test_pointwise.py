@@ -12,7 +12,7 @@ from graphdnn.engines.contract import Policy
 from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.emit import literal
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
-from graphdnn.engines.nvrtc.functions import ROWS
+from graphdnn.engines.nvrtc.functions import EXPRESSIONS
 from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered, split_index, vector_width
 from graphdnn.engines.nvrtc.pointwise import estimate, in_place, outline, pace, plan_walk
 from graphdnn.ir.graph import Node
@@ -51,12 +51,12 @@ def every_function(dtype: DType) -> Region:
 
 
 def test_every_function_has_its_row_and_no_other() -> None:
-    assert set(ROWS) == set(FUNCTIONS)
+    assert set(EXPRESSIONS) == set(FUNCTIONS)
 
 
 def test_rows_for_integers_are_there_where_integers_are_taken() -> None:
     integers = {fn for fn, row in FUNCTIONS.items() if row.takes in ("number", "integer", "any")}
-    assert {fn for fn, row in ROWS.items() if row.integers is not None} == integers
+    assert {fn for fn, row in EXPRESSIONS.items() if row.integers is not None} == integers
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=str)
