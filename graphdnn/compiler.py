@@ -17,7 +17,7 @@ from graphdnn.engines.environment import code_digest
 from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
 from graphdnn.engines.trial import Limits
 from graphdnn.errors import CompileError
-from graphdnn.executable import Decided, Executable, LazyReport, Pick
+from graphdnn.executable import Executable, LazyReport
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.region import Region
@@ -25,7 +25,7 @@ from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.promote import promotions
 from graphdnn.planning.covers import Covers
-from graphdnn.planning.decisions import Decisions, engine_of
+from graphdnn.planning.decisions import Compilation, Decisions, Pick, engine_of
 from graphdnn.planning.fitting import fitted
 from graphdnn.planning.planner import Fixed, Planned, Problem, explained
 from graphdnn.planning.session import Session, effects_of
@@ -87,7 +87,7 @@ def compile_locked(
     except CompileError as error:
         lock.give_up(f"with its regions the rest could not be compiled ({error}), so that nothing of it is taken")
         made = compile_for(graph, machine, device, options)
-    effects = lock.effects(made.decided.picks)
+    effects = lock.effects(made.compilation.picks)
     made = made.with_report(lambda report: report.model_copy(update={"effects": (*report.effects, *effects)}))
     if lock.messages:
         more = f"; exe.report.effects has {len(lock.messages) - 1} more" if lock.messages[1:] else ""
@@ -130,8 +130,8 @@ def compile_for(
     effects = effects_of(problem, session, made)
     engines = {offer.region: engine_of(offer) for offer in made.cover.picks}
     picks = tuple(Pick(step.region, engines[step.region], made.plans.get(step.region)) for step in placed.steps)
-    decided = Decided(made.prepared, picks, machine, options, made.left_out)
-    return Executable(graph, LazyReport(lambda: reported(problem, made, placed, effects)), program, decided)
+    compilation = Compilation(made.prepared, picks, machine, options, made.left_out)
+    return Executable(graph, LazyReport(lambda: reported(problem, made, placed, effects)), program, compilation)
 
 
 def store_of(device: Device | None, options: CompileOptions) -> Store | None:

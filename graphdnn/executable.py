@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen
 from graphdnn.errors import ExecutionError
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
-from graphdnn.ir.region import Region
+from graphdnn.planning.decisions import Compilation
 from graphdnn.report.explain import explain
 from graphdnn.report.model import CompileReport
 from graphdnn.runtime.program import Program
 from graphdnn.spelling import counted
-from graphdnn.target import Target
-
-
-@dataclass(frozen=True)
-class Pick:
-    """One region of the cover and the engine that runs it, with its plan where the device is here."""
-
-    region: Region
-    engine: str
-    chosen: Chosen | None
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What a compilation decided, as files keep it: the graph after all passes, regions in the report's order, and
-    passes that were left out for speed."""
-
-    prepared: Graph
-    picks: tuple[Pick, ...]
-    target: Target
-    options: CompileOptions
-    left_out: tuple[str, ...] = ()
 
 
 class LazyReport:
@@ -70,11 +45,11 @@ class LazyReport:
 class Executable:
     """A compiled graph.  Call it with arrays by input name; `explain()` and `report` say what was decided and why."""
 
-    def __init__(self, graph: Graph, report: LazyReport, program: Program | None, decided: Decided) -> None:
+    def __init__(self, graph: Graph, report: LazyReport, program: Program | None, compilation: Compilation) -> None:
         self.graph = graph
         self._report = report
         self._program = program
-        self.decided = decided
+        self.compilation = compilation
 
     @property
     def report(self) -> CompileReport:
@@ -83,7 +58,7 @@ class Executable:
 
     def with_report(self, change: Callable[[CompileReport], CompileReport]) -> Executable:
         """The same executable, with its report as `change` makes it."""
-        return Executable(self.graph, self._report.changed(change), self._program, self.decided)
+        return Executable(self.graph, self._report.changed(change), self._program, self.compilation)
 
     def __call__(self, inputs: Mapping[str, Any], *, stream: object = None) -> dict[str, Any]:
         """Outputs by name, on `stream` (an int or an object with `__cuda_stream__`; the legacy default stream if None).
@@ -108,7 +83,7 @@ class Executable:
 
         It is an executable too, and closed by itself: `with exe.context() as own: ...`.
         """
-        return Executable(self.graph, self._report, self._present().context(), self.decided)
+        return Executable(self.graph, self._report, self._present().context(), self.compilation)
 
     def close(self) -> None:
         """Lets go of this context's scratch memory and states; whatever is called here later, bound calls too, raises
@@ -146,7 +121,7 @@ class Executable:
         from graphdnn.saved.save import save
 
         self._present()
-        save(self.graph, self.report, self.decided, path_of("save: path", path))
+        save(self.graph, self.report, self.compilation, path_of("save: path", path))
 
     def save_lock(self, path: str | Path) -> None:
         """Writes the regions, engines and plans as text, for `compile(..., lock=path)` to take them again.
@@ -156,7 +131,7 @@ class Executable:
         from graphdnn.saved.kinds import path_of
         from graphdnn.saved.lock import write_lock
 
-        write_lock(self.report, self.decided, path_of("save_lock: path", path))
+        write_lock(self.report, self.compilation, path_of("save_lock: path", path))
 
     def __reduce__(self) -> Any:
         raise ExecutionError(
@@ -166,16 +141,16 @@ class Executable:
 
     def __repr__(self) -> str:
         """One line, without the report, which may be long in the making."""
-        picks = self.decided.picks
+        picks = self.compilation.picks
         runs = counted(len(picks), "region")
         if all(pick.chosen is not None for pick in picks):
             runs = f"{counted(sum(pick.chosen.kernels for pick in picks if pick.chosen), 'kernel')} in {runs}"
-        return f"<Executable {self.graph.name} for {self.decided.target}: {runs}; {self.graph.signature}>"
+        return f"<Executable {self.graph.name} for {self.compilation.target}: {runs}; {self.graph.signature}>"
 
     def _present(self) -> Program:
         if self._program is None:
             raise ExecutionError(
-                f"graph {self.graph.name} was planned for {self.decided.target}, which is not here; "
+                f"graph {self.graph.name} was planned for {self.compilation.target}, which is not here; "
                 'compile it with target="auto" to run it on this machine'
             )
         return self._program

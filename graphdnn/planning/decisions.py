@@ -1,4 +1,4 @@
-"""What `compile` decided about one graph, and what its parts are called."""
+"""What `compile` decided about one graph: all of it, for the report, and what is kept of it to run and to save."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from graphdnn.passes.pipeline import PassRecord
 from graphdnn.passes.promote import Promotion, implied_casts
 from graphdnn.passes.select import Cover, Offer
 from graphdnn.runtime.schedule import Schedule
+from graphdnn.target import Target
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,30 @@ class Decisions:
     def implied(self) -> dict[Value, Value]:
         """The operand behind each cast that the builder inserted for type promotion, by the cast's result."""
         return implied_casts(self.graph)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One region of the cover and the engine that runs it, with its plan where the device is here."""
+
+    region: Region
+    engine: str
+    chosen: Chosen | None
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What an executable and its files keep of the decisions, beside the report.
+
+    `prepared` is the graph after all passes; `picks` stand in the report's order; `left_out` are passes that were left
+    out for speed.
+    """
+
+    prepared: Graph
+    picks: tuple[Pick, ...]
+    target: Target
+    options: CompileOptions
+    left_out: tuple[str, ...] = ()
 
 
 def engine_of(offer: Offer) -> str:

@@ -21,12 +21,13 @@ from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
 from graphdnn.engines.manifest import engines_for
 from graphdnn.engines.trial import Limits, TrialMemory, as_built, enabling, trial
 from graphdnn.errors import CompileError, SavedFileError
-from graphdnn.executable import Decided, Executable, LazyReport, Pick
+from graphdnn.executable import Executable, LazyReport
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.ir.views import is_free
 from graphdnn.lazy import cached_property
+from graphdnn.planning.decisions import Compilation, Pick
 from graphdnn.report.model import CompileReport
 from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.program import Program
@@ -211,9 +212,9 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
     except MemoryError:
         raise SavedFileError(f"{file.who}: its states need more memory than there is") from None
     picks = tuple(Pick(s.region, chosen[s.region].engine, chosen[s.region]) for s in placed.steps)
-    decided = Decided(file.prepared, picks, machine, options, tuple(file.manifest.left_out))
+    compilation = Compilation(file.prepared, picks, machine, options, tuple(file.manifest.left_out))
     report = file.report  # and not the file, which holds all of its sections
-    return Executable(file.graph, LazyReport(lambda: report), program, decided)
+    return Executable(file.graph, LazyReport(lambda: report), program, compilation)
 
 
 def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:

@@ -16,13 +16,13 @@ from pydantic import Field
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Decision
 from graphdnn.errors import SavedFileError
-from graphdnn.executable import Decided, Pick
 from graphdnn.ir.given import path_to_write
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.tensorfile import atomic
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.select import Offer
+from graphdnn.planning.decisions import Compilation, Pick
 from graphdnn.planning.fitting import COMPETING
 from graphdnn.report.model import CompileReport
 from graphdnn.saved.manifest import compared, environment
@@ -86,7 +86,7 @@ def alike(regions: Iterable[Region]) -> dict[Identity, list[Region]]:
     return {who: [by_mask[m] for m in sorted(by_mask)] for who, by_mask in found.items()}
 
 
-def write_lock(report: CompileReport, decided: Decided, path: Path) -> None:
+def write_lock(report: CompileReport, compilation: Compilation, path: Path) -> None:
     """Writes the decisions, a region a line.  The file appears whole.
 
     Raises SavedFileError where something stands at `path` that is no regular file.
@@ -97,11 +97,11 @@ def write_lock(report: CompileReport, decided: Decided, path: Path) -> None:
         "format": FORMAT,
         "version": VERSION,
         "graph": report.graph,
-        "environment": environment(decided.target),
+        "environment": environment(compilation.target),
         "options": {name: chosen[name] for name in NUMBERS},
-        "left_out": list(decided.left_out),
+        "left_out": list(compilation.left_out),
     }
-    entries = locked(report, decided.prepared, decided.picks)
+    entries = locked(report, compilation.prepared, compilation.picks)
     lines = ",\n".join(f"  {json.dumps(e.model_dump(exclude_defaults=True), ensure_ascii=False)}" for e in entries)
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "regions": [\n{lines}\n ]\n}}\n'
     with atomic(place) as file:

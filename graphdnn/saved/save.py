@@ -6,9 +6,9 @@ from pathlib import Path
 
 from graphdnn.engines.manifest import load_engine
 from graphdnn.errors import SavedFileError
-from graphdnn.executable import Decided
 from graphdnn.ir.given import path_to_write
 from graphdnn.ir.graph import Graph
+from graphdnn.planning.decisions import Compilation
 from graphdnn.report.model import CompileReport
 from graphdnn.saved import container
 from graphdnn.saved.container import Bytes
@@ -17,15 +17,15 @@ from graphdnn.saved.reports import spelled
 from graphdnn.saved.weights import document
 
 
-def save(graph: Graph, report: CompileReport, decided: Decided, path: Path) -> None:
+def save(graph: Graph, report: CompileReport, compilation: Compilation, path: Path) -> None:
     """Writes the file in one step.  Every pick has its plan.
 
     Raises SavedFileError where something stands at `path` that is no regular file.
     """
     place = path_to_write("save: path", path, SavedFileError)
     constants: dict[str, Bytes] = {}
-    documents = {"graph": document(graph, constants), "prepared": document(decided.prepared, constants)}
-    manifest, plans = described(decided)
+    documents = {"graph": document(graph, constants), "prepared": document(compilation.prepared, constants)}
+    manifest, plans = described(compilation)
     written: dict[str, Bytes] = {
         "manifest": manifest.model_dump_json().encode(),
         "report": spelled(report),
@@ -36,13 +36,13 @@ def save(graph: Graph, report: CompileReport, decided: Decided, path: Path) -> N
     container.write(place, written)
 
 
-def described(decided: Decided) -> tuple[ManifestModel, list[bytes]]:
+def described(compilation: Compilation) -> tuple[ManifestModel, list[bytes]]:
     """The manifest, and for each of its plans what its engine saves; equal regions share one plan."""
     places: dict[int, int] = {}
     models: list[PlanModel] = []
     contents: list[bytes] = []
     steps: list[StepModel] = []
-    for pick in decided.picks:
+    for pick in compilation.picks:
         chosen = pick.chosen
         assert chosen is not None
         place = places.setdefault(id(chosen.plan), len(models))
@@ -62,10 +62,10 @@ def described(decided: Decided) -> tuple[ManifestModel, list[bytes]]:
             )
         steps.append(StepModel(nodes=[n.name for n in pick.region.nodes], plan=place))
     manifest = ManifestModel(
-        kind=decided.target.kind,
-        environment=environment(decided.target),
-        options=decided.options.model_dump(mode="json", exclude={"cache_dir"}),
-        left_out=list(decided.left_out),
+        kind=compilation.target.kind,
+        environment=environment(compilation.target),
+        options=compilation.options.model_dump(mode="json", exclude={"cache_dir"}),
+        left_out=list(compilation.left_out),
         plans=models,
         steps=steps,
     )

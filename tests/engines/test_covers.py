@@ -82,8 +82,8 @@ def test_a_second_compilation_takes_the_cover_of_the_first(with_engines: Any, pr
     warm = compiled(shelf)
     assert proposing == ["net"], "nothing is proposed again"
     assert len(first.asked) + len(other.asked) == asked, "no engine is asked for its plans"
-    assert [(p.engine, p.chosen.name) for p in warm.decided.picks if p.chosen] == [
-        (p.engine, p.chosen.name) for p in cold.decided.picks if p.chosen
+    assert [(p.engine, p.chosen.name) for p in warm.compilation.picks if p.chosen] == [
+        (p.engine, p.chosen.name) for p in cold.compilation.picks if p.chosen
     ]
     for name, array in run(cold).items():
         np.testing.assert_array_equal(run(warm)[name], array)

@@ -132,7 +132,7 @@ class TestWholeGraphs:
         said = " ".join(exe.report.effects)
         assert "the whole graph without the pass merge takes 40.0 us" in said
         assert ("left out for speed: merge" in said) is not is_merged
-        assert exe.decided.left_out == (() if is_merged else ("merge",))
+        assert exe.compilation.left_out == (() if is_merged else ("merge",))
         x = np.random.default_rng(1).standard_normal((3, 16), np.float32)
         for name, y in gd.evaluate(graph, {"x": x}).items():
             np.testing.assert_allclose(exe({"x": x})[name], y, rtol=1e-6)

@@ -115,7 +115,7 @@ def test_scratch_without_room_rules_out_no_plan() -> None:
 
 def regions() -> list[Any]:
     exe, _ = compiled(ACTS, selection="heuristic")
-    return [pick.region for pick in exe.decided.picks]
+    return [pick.region for pick in exe.compilation.picks]
 
 
 def test_times_of_another_limit_are_not_remembered(tmp_path: Any) -> None:

@@ -119,7 +119,7 @@ def regions_of(task: Task, target: Target) -> list[Region]:
     """The regions of the case's cover on such a machine, as estimates choose it; nothing is built."""
     options = gd.CompileOptions(precision=task.precision)
     exe = gd.compile(CASES[task.case](), replace(target, present=False), options)
-    return [pick.region for pick in exe.decided.picks]
+    return [pick.region for pick in exe.compilation.picks]
 
 
 class Unhurried:

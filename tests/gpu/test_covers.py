@@ -49,7 +49,7 @@ def test_a_recalled_compilation_is_the_same(
     graph = GRAPHS[name]()
     settings = gd.CompileOptions(cache_dir=str(tmp_path), **options)
     cold = gd.compile(graph, "cuda", settings)
-    smooth = all(p.chosen and p.chosen.tried[0].verdict == "chosen" for p in cold.decided.picks)
+    smooth = all(p.chosen and p.chosen.tried[0].verdict == "chosen" for p in cold.compilation.picks)
     assert bool([e for e in DiskStore(tmp_path).entries() if e.kind == KIND]) == smooth
     proposed: list[str] = []
     real = planner.propose

@@ -44,7 +44,7 @@ def test_a_graph_behind_the_passes_is_pickled_too() -> None:
     w = g.constant(np.random.default_rng(1).standard_normal((40, 24)).astype(np.float32))
     made = gd.compile(
         g.build({"y": g.matmul(g.input("x", (7, 40), gd.float32), g.exp(w * 2.0))}), target="cpu"
-    ).decided.prepared
+    ).compilation.prepared
     assert any(payload._compute for payload in made.payloads.values())
     again = pickle.loads(pickle.dumps(made))
     x = {"x": np.ones((7, 40), np.float32)}

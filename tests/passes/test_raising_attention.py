@@ -175,7 +175,7 @@ def assert_shared_without_loss(graph, done, arrays):
     wanted = gd.evaluate(graph, arrays)["o"]
     np.testing.assert_allclose(gd.evaluate(done, arrays)["o"], wanted, rtol=0, atol=1e-5)
     np.testing.assert_allclose(gd.compile(graph, target="cpu")(arrays)["o"], wanted, rtol=0, atol=1e-5)
-    planned = gd.compile(graph, target=gd.Target.named("h200")).decided.prepared
+    planned = gd.compile(graph, target=gd.Target.named("h200")).compilation.prepared
     np.testing.assert_allclose(gd.evaluate(planned, arrays)["o"], wanted, rtol=0, atol=1e-5)
 
 

@@ -106,8 +106,8 @@ def test_restored_plans_run_and_may_be_captured_at_once(made: gd.Executable, tmp
 
 def test_equal_regions_share_one_restored_plan(made: gd.Executable, tmp_path: Path) -> None:
     again = gd.load(tmp_path / "model.gdn", rebuild=False)
-    assert len(again.decided.picks) > len(LazyEngine.RESTORED)
-    assert len({id(p.chosen.plan) for p in again.decided.picks if p.chosen}) == len(LazyEngine.RESTORED)
+    assert len(again.compilation.picks) > len(LazyEngine.RESTORED)
+    assert len({id(p.chosen.plan) for p in again.compilation.picks if p.chosen}) == len(LazyEngine.RESTORED)
 
 
 def test_scratch_is_what_the_restored_plan_asks_for(
@@ -116,7 +116,7 @@ def test_scratch_is_what_the_restored_plan_asks_for(
     """The arena is laid out for the plans that are there, not for what the file says of them."""
     monkeypatch.setattr(LazyEngine, "SCRATCH", 4096)
     again = gd.load(tmp_path / "model.gdn", rebuild=False)
-    assert {p.chosen.candidate.workspace_bytes for p in again.decided.picks if p.chosen} == {4096}
+    assert {p.chosen.candidate.workspace_bytes for p in again.compilation.picks if p.chosen} == {4096}
     assert again._present().schedule.arena_bytes >= 4096
     found, wanted = again(X), made(X)
     assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
@@ -145,9 +145,9 @@ def test_a_plan_that_an_option_rules_out_is_declined_by_that_option(
 ) -> None:
     """It is nobody's failure to build."""
     options = gd.CompileOptions(**option)
-    target = made.decided.target
+    target = made.compilation.target
     selector = Selector((), target, options.policy(), limits=Limits(disabled=options.disabled_plans))
-    pick = next(p.chosen for p in made.decided.picks if p.chosen)
+    pick = next(p.chosen for p in made.compilation.picks if p.chosen)
     candidate = replace(pick.candidate, engine="lazy")
     plan = Lazy(candidate.region, FakeDevice(), 4096, in_place=True)
     with TrialMemory(FakeDevice()) as memory:

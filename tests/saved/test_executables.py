@@ -115,9 +115,9 @@ def test_random_graphs_come_back(number: int, seed: int, path: Path) -> None:
         for name, array in states.items():
             executable.state[name] = array
     assert same(again(inputs), made(inputs))
-    keys = [[(p.region.key, p.region.origins) for p in e.decided.picks] for e in (made, again)]
+    keys = [[(p.region.key, p.region.origins) for p in e.compilation.picks] for e in (made, again)]
     assert keys[0] == keys[1]
-    assert [r.nodes for r in again.report.regions] == [p.region.origins for p in again.decided.picks]
+    assert [r.nodes for r in again.report.regions] == [p.region.origins for p in again.compilation.picks]
 
 
 def test_a_region_with_a_view_inside_comes_back(path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_region_with_a_view_inside_comes_back(path: Path) -> None:
     x = g.input("x", (3, 4), gd.float32)
     y = g.pad(g.unsqueeze(g.sigmoid(x), 1), [(1, 0), (0, 1), (0, 0)], value=0.5)
     made = gd.compile(g.build({"y": y}), target="cpu")
-    assert [n.op.label for n in made.decided.picks[0].region.nodes] == ["sigmoid", "unsqueeze", "pad"]
+    assert [n.op.label for n in made.compilation.picks[0].region.nodes] == ["sigmoid", "unsqueeze", "pad"]
     made.save(path)
     inputs = {"x": np.random.default_rng(0).standard_normal((3, 4), np.float32)}
     assert same(gd.load(path, rebuild=False)(inputs), made(inputs))
@@ -175,7 +175,7 @@ def test_a_scalar_constant_and_a_large_one_of_one_element(path: Path) -> None:
 def test_options_come_back_and_name_no_folder(path: Path, tmp_path: Path) -> None:
     options = gd.CompileOptions(deterministic=True, disabled_passes=("fuse",), cache_dir=str(tmp_path / "cache"))
     gd.compile(block(), target="cpu", options=options).save(path)
-    again = gd.load(path).decided.options
+    again = gd.load(path).compilation.options
     assert again == gd.CompileOptions(deterministic=True, disabled_passes=("fuse",))
     assert str(tmp_path).encode() not in container.read(path)["manifest"].tobytes()
 

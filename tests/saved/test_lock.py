@@ -87,7 +87,7 @@ def test_random_graphs_are_compiled_the_same_again(number: int, seed: int, path:
         made.save_lock(path)
         again = quietly(graph, path, target)
         assert cover(again) == cover(made)
-        assert [p.region.mask for p in again.decided.picks] == [p.region.mask for p in made.decided.picks]
+        assert [p.region.mask for p in again.compilation.picks] == [p.region.mask for p in made.compilation.picks]
     made = gd.compile(graph, target="cpu")
     made.save_lock(path)
     again = quietly(graph, path)
@@ -102,7 +102,7 @@ def test_random_graphs_are_compiled_the_same_again(number: int, seed: int, path:
 def test_regions_that_are_alike_and_of_one_node_are_told_apart(path: Path) -> None:
     """Both halves of a raised or expanded node may have one structure; which of them was fused is kept."""
     graph = block()
-    prepared = gd.compile(graph, target=H200).decided.prepared
+    prepared = gd.compile(graph, target=H200).compilation.prepared
     alike = lock.alike(p.region for p in propose(prepared))
     for regions in alike.values():
         assert [r.mask for r in regions] == sorted({r.mask for r in regions})
@@ -337,7 +337,7 @@ def test_regions_that_overlap_or_wait_for_each_other_are_not_taken(path: Path) -
     graph = g.build({"d": g.add(a, c, name="d"), "b": g.mul(c, a, name="b")})
     made = gd.compile(graph, target="cpu")
     made.save_lock(path)
-    by_nodes = {p.region.origins: p.region for p in propose(made.decided.prepared)}
+    by_nodes = {p.region.origins: p.region for p in propose(made.compilation.prepared)}
 
     def with_regions(*covers: tuple[str, ...]) -> Callable[[dict[str, Any]], object]:
         return lambda content: content.update(
