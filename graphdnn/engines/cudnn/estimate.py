@@ -14,7 +14,7 @@ from graphdnn.engines.cudnn.limits import convolution_class, ieee_float32, lies_
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
-from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
+from graphdnn.ir.ops.norm import InstanceNorm
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.target import Target
@@ -235,75 +235,106 @@ def family(anatomy: Anatomy) -> str:
     return "norm" if anatomy.has(*ROW_NORMS, InstanceNorm) else "pointwise"
 
 
+@dataclass(frozen=True)
+class Work:
+    """What one anchor takes, in microseconds: its arithmetic, and the kernels that convert tensors around it.
+
+    Where the plan that heuristics put first is slower than the best one, `first_us` is the arithmetic of that plan.
+    """
+
+    arithmetic_us: float = 0.0
+    converting_us: float = 0.0
+    first_us: float | None = None
+    notes: tuple[str, ...] = ()
+
+
 def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
-    """The answer for a region that cuDNN takes."""
-    region, name = anatomy.region, family(anatomy)
-    notes: list[str] = []
-    arithmetic, moved = 0.0, region.read_bytes + region.written_bytes
-    reach, fixed = BANDWIDTH[name], PRODUCT_FIXED_US if name == "matmul" else FIXED_US
-    if anatomy.has(LayerNorm, RmsNorm) and len(region.nodes) == 1:
-        reach, fixed = BARE_NORM, BARE_NORM_FIXED_US
-    slower = converted = 0.0
-    for node in anatomy.anchors:
-        if isinstance(node.op, Conv | ConvTranspose):
-            if not ieee_float32(node, policy):
-                one = convolution_us(node, target, policy)
-                converted += conversion_us(anatomy, target, notes)
-            elif engine_class(anatomy) == "conv+pointwise":
-                one = ieee_epilogue_us(node, notes)
-            else:
-                one = convolution_us(node, target, policy)
-                converted += ieee_conversion_us(node, target, notes)
-            if is_narrow(node):
-                notes.append("cuDNN's fused kernels for narrow groups are 8 to 16 times slower than others")
-                if engine_class(anatomy) != "conv+bias":
-                    slower, one = one, 1e6 * node.flops / BARE_DEPTHWISE_RATE
-            arithmetic += one
-        elif isinstance(node.op, MatMul):
-            arithmetic += tiled_us(product_of(node), target, matrix_rate(node, target, policy))
-        elif isinstance(node.op, Attention):
-            arithmetic += attention_us(node, target)
-        elif isinstance(node.op, LayerNorm | RmsNorm) and row_length(node) % 64:
-            reach *= ODD_ROWS
-    is_double = len(anatomy.anchors) == 2
+    """The answer for a region that cuDNN takes: the larger of its arithmetic and its bytes, and what comes on top."""
+    region, works = anatomy.region, [work_of(node, anatomy, target, policy) for node in anatomy.anchors]
+    notes = [note for work in works for note in work.notes]
+    arithmetic = sum(work.arithmetic_us for work in works)
+    is_double = len(works) == 2
     if is_double:
         arithmetic /= TWO_PRODUCTS
         notes.append("plans of two products differ tenfold, and the one that heuristics put first may be the slowest")
     if anatomy.before and anatomy.has(*CONVOLUTIONS, MatMul):
         arithmetic = arithmetic / PROLOGUE_SHARE + prologue_us(anatomy, target)
         notes.append("what stands before the matrix work is computed anew for each tile")
-    memory = 1e6 * moved / (target.bandwidth * reach)
-    fixed += converted + target.launch_us
-    microseconds = fixed + max(arithmetic + epilogue_us(anatomy, target), memory)
-    untimed = UNTIMED_TWO_PRODUCTS * microseconds if is_double else fixed + slower if slower else None
+    share, kernel_us = memory_pace(anatomy)
+    memory = 1e6 * (region.read_bytes + region.written_bytes) / (target.bandwidth * share)
+    fixed = kernel_us + (sum(work.converting_us for work in works) + target.launch_us)
+    best = fixed + max(arithmetic + epilogue_us(anatomy, target), memory)
+    first = [work.first_us for work in works if work.first_us is not None]
+    untimed = fixed + sum(first) if first else None
     return Support(
-        microseconds, precision_of(anatomy, policy), workspace_bytes=0, notes=tuple(notes), untimed_us=untimed
+        best,
+        precision_of(anatomy, policy),
+        notes=tuple(notes),
+        untimed_us=UNTIMED_TWO_PRODUCTS * best if is_double else untimed,
     )
 
 
-def conversion_us(anatomy: Anatomy, target: Target, notes: list[str]) -> float:
-    """Kernels of a plan before and behind its own, which convert tensors that are not channels-last."""
+def memory_pace(anatomy: Anatomy) -> tuple[float, float]:
+    """Share of the copy bandwidth that the region's kernel reaches, and the microseconds that it takes in any case."""
+    name = family(anatomy)
+    share, fixed = BANDWIDTH[name], PRODUCT_FIXED_US if name == "matmul" else FIXED_US
+    norms = [n for n in anatomy.anchors if isinstance(n.op, ROW_NORMS)]
+    if norms and len(anatomy.region.nodes) == 1:
+        share, fixed = BARE_NORM, BARE_NORM_FIXED_US
+    return share * ODD_ROWS if any(row_length(n) % 64 for n in norms) else share, fixed
+
+
+def work_of(node: Node, anatomy: Anatomy, target: Target, policy: Policy) -> Work:
+    """What one anchor takes.  Norms have no arithmetic to speak of."""
+    if isinstance(node.op, CONVOLUTIONS):
+        return convolution_work(node, anatomy, target, policy)
+    if isinstance(node.op, MatMul):
+        return Work(tiled_us(product_of(node), target, matrix_rate(node, target, policy)))
+    return Work(attention_us(node, target)) if isinstance(node.op, Attention) else Work()
+
+
+def convolution_work(node: Node, anatomy: Anatomy, target: Target, policy: Policy) -> Work:
+    """A convolution with the kernels that convert its tensors; other kernels for narrow groups and without TF32."""
+    is_ieee, kind = ieee_float32(node, policy), engine_class(anatomy)
+    if is_ieee and kind == "conv+pointwise":
+        note = "cuDNN's one engine that does this without TF32 is 30 times slower than others"
+        work = Work(ieee_epilogue_us(node), notes=(note,))
+    else:
+        converting, notes = ieee_conversion(node, target) if is_ieee else conversion(anatomy, target)
+        work = Work(convolution_us(node, target, policy), converting, notes=notes)
+    if not is_narrow(node):
+        return work
+    notes = (*work.notes, "cuDNN's fused kernels for narrow groups are 8 to 16 times slower than others")
+    if kind == "conv+bias":
+        return replace(work, notes=notes)
+    best = 1e6 * node.flops / BARE_DEPTHWISE_RATE
+    return replace(work, arithmetic_us=best, first_us=work.arithmetic_us, notes=notes)
+
+
+def conversion(anatomy: Anatomy, target: Target) -> tuple[float, tuple[str, ...]]:
+    """Microseconds of the kernels by which a plan converts tensors that are not channels-last, and the note on them."""
     values = (*anatomy.region.inputs, *anatomy.region.outputs)
     found = [v for v in values if v.type.rank in (4, 5) and not lies_channels_last(v.type)]
-    if found:
-        notes.append("the plan converts tensors that are not channels-last, in scratch memory")
+    if not found:
+        return 0.0, ()
     moved = 2 * sum(v.type.nbytes for v in found)
-    return len(found) * target.launch_us + 1e6 * moved / (target.bandwidth * CONVERTING)
+    us = len(found) * target.launch_us + 1e6 * moved / (target.bandwidth * CONVERTING)
+    return us, ("the plan converts tensors that are not channels-last, in scratch memory",)
 
 
-def ieee_conversion_us(node: Node, target: Target, notes: list[str]) -> float:
-    """The same of plans without TF32, which convert what is channels-last."""
+def ieee_conversion(node: Node, target: Target) -> tuple[float, tuple[str, ...]]:
+    """The same of plans without TF32, which compute row-major and convert what is channels-last."""
     found = [t for t in (*node.operand_types[:2], node.result.type) if lies_channels_last(t)]
-    if found:
-        notes.append("the plan computes row-major and converts what is channels-last, in scratch memory")
+    if not found:
+        return 0.0, ()
     moved = 2 * sum(t.nbytes for t in found)
-    return len(found) * IEEE_KERNEL_US + 1e6 * moved / (target.bandwidth * IEEE_CONVERTING)
+    us = len(found) * IEEE_KERNEL_US + 1e6 * moved / (target.bandwidth * IEEE_CONVERTING)
+    return us, ("the plan computes row-major and converts what is channels-last, in scratch memory",)
 
 
-def ieee_epilogue_us(node: Node, notes: list[str]) -> float:
+def ieee_epilogue_us(node: Node) -> float:
     """A convolution without TF32 by the one engine that also computes something behind it."""
     assert isinstance(node.op, Conv | ConvTranspose)
-    notes.append("cuDNN's one engine that does this without TF32 is 30 times slower than others")
     return 1e6 * node.flops / (IEEE_EPILOGUE_RATE if max(node.op.stride) == 1 else IEEE_EPILOGUE_STRIDED_RATE)
 
 
