@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphdnn.commands.cache import Answer
-from graphdnn.errors import CompileError, GraphDnnError, GraphError
+from graphdnn.errors import CompileError, GraphDnnError
 from graphdnn.spelling import counted, hint
 
 if TYPE_CHECKING:
     from graphdnn.config import CompileOptions
-    from graphdnn.ir.graph import Graph
     from graphdnn.report.model import CompileReport
     from graphdnn.target import Target
 
@@ -111,19 +110,9 @@ def report_of(name: str | Path, target: str | None, options: Mapping[str, object
         return read_report(path, str(name))
     if kind not in (Kind.GRAPH, Kind.EXECUTABLE):
         raise GraphDnnError(f"{path}: {SAID[kind]}; {TAKEN} is needed")
-    graph = graph_in(path) if kind is Kind.EXECUTABLE else graph_at(path)
+    graph = graph_in(path) if kind is Kind.EXECUTABLE else gd.Graph.load(path)
     chosen: CompileOptions = gd.CompileOptions(**options)
     return gd.compile(graph, target=target_of("auto" if target is None else target), options=chosen).report
-
-
-def graph_at(path: Path) -> Graph:
-    """A saved graph.  Raises GraphError naming the file."""
-    import graphdnn as gd
-
-    try:
-        return gd.Graph.load(str(path))
-    except gd.GraphError as error:
-        raise GraphError(error if str(path) in str(error) else f"{path}: {error}") from None
 
 
 def target_of(word: str) -> str | Target:

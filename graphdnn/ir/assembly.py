@@ -128,7 +128,7 @@ class Assembly:
         if array is not None:
             check_content(who, type, digest, array)
         self.writer.constants[name] = self._define(who, Value(name, type))
-        self.writer.payloads[name] = Payload(type, array, digest)
+        self.writer.payloads[name] = Payload(type, array, digest, name=name)
 
     def value(self, who: str, name: str) -> Value:
         """The value of that name, which must have been made before."""

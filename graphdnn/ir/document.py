@@ -182,7 +182,9 @@ def read_model(text: str) -> GraphModel:
         content = json.loads(text, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise GraphError(f"document: it is no JSON ({error})") from None
-    version = content.get("version") if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise GraphError(f"document: it is a JSON {type(content).__name__}; an object is needed")
+    version = content.get("version")
     if type(version) is int and version != VERSION:
         raise GraphError(f"document: version is {version}; this graphdnn reads version {VERSION}")
     try:
@@ -303,18 +305,25 @@ def save(graph: Graph, path: str | Path) -> None:
 def read(path: str | Path) -> Graph:
     """Reads what `save` wrote.  Without the file of constants the graph can be planned and explained, not run.
 
-    Raises GraphError for what is no path of a file, naming the field of the document, or the tensor of the file, that
+    Raises GraphError for what is no path of a file, naming the file and the field of the document, or the tensor, that
     is wrong.
     """
     place = path_of("load: path", path, GraphError)
     if place.exists() and not place.is_file():
         raise GraphError(f"{place}: it is no regular file; a graph's document is needed")
     try:
+        return read_files(place, tensors_path(place))
+    except GraphError as error:
+        raise GraphError(f"{place}: {error}") from None
+
+
+def read_files(place: Path, beside: Path) -> Graph:
+    """The graph of a document, and of the file beside it that holds its large constants."""
+    try:
         text = place.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise GraphError(f"{place.name}: it is no UTF-8 text ({error})") from None
+        raise GraphError(f"it is no UTF-8 text ({error})") from None
     model = read_model(text)
-    beside = tensors_path(place)
     wanted = [c for c in model.constants if c.data is None]
     arrays = read_tensors(beside) if wanted and beside.exists() else None
     if arrays is None:

@@ -145,13 +145,20 @@ SAMPLED = 64
 class Payload:
     """What a constant holds: an array, a promise to compute one, or a hash whose array is elsewhere.
 
-    Planning and explaining need `type` and `digest` only; `array()` is asked for when a graph is to run.
+    Planning and explaining need `type` and `digest` only; `array()` is asked for when a graph is to run.  `name` is
+    what a hash without its array is called where it was read.
     """
 
     def __init__(
-        self, type: TensorType, array: Array | None = None, digest: str | None = None, compute: Compute | None = None
+        self,
+        type: TensorType,
+        array: Array | None = None,
+        digest: str | None = None,
+        compute: Compute | None = None,
+        name: str = "",
     ) -> None:
         self.type = type
+        self._name = name
         self._array = None if array is None else np.asarray(array, type.dtype.numpy)
         self._digest = digest
         self._compute = compute
@@ -201,7 +208,10 @@ class Payload:
         """The data, computed once where it was promised.  Raises GraphError where there is only a digest."""
         for part in in_order(self, lambda p: p._array is not None):
             if part._compute is None:
-                raise GraphError(f"constant {part.digest[:12]} of type {part.type} has no data here; it was not loaded")
+                raise GraphError(
+                    f"constant {part._name} of type {part.type} has no data here; Graph.load finds it in the "
+                    ".safetensors file beside the document, Graph.from_json and parse take it in constants="
+                )
             part._array = part._compute.run(part.type)
         assert self._array is not None
         return self._array

@@ -82,6 +82,10 @@ def in_json(found: object) -> str:
     return f"{text:.{SHOWN}}"
 
 
+REASON = 100
+"""Characters of what Python says of a wrong JSON text, which may repeat some of it."""
+
+
 def read_json(who: str, content: bytes) -> Any:
     """What a JSON text says.  Raises SavedFileError for bytes that are no such text, or too many."""
     if len(content) > LONGEST:
@@ -93,7 +97,7 @@ def read_json(who: str, content: bytes) -> Any:
     except UnicodeDecodeError:
         raise SavedFileError(f"{who}: it is no JSON (it is no text in UTF-8)") from None
     except ValueError as error:
-        raise SavedFileError(f"{who}: it is no JSON ({str(error)[:SHOWN]})") from None
+        raise SavedFileError(f"{who}: it is no JSON ({str(error)[:REASON]})") from None
 
 
 def no_number(word: str) -> Any:
