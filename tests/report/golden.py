@@ -120,9 +120,27 @@ def norm_relu(wish: Wishes) -> gd.Graph:
     return g.build({"y": g.relu(g.batch_norm(x, *parameters, name="norm"), name="relu")})
 
 
+def float64_product(wish: Wishes) -> gd.Graph:
+    """A product and a norm in float64: a change of types makes the first acceptable alone, the second not."""
+    g = gd.GraphBuilder("float64_product")
+    dtype = wish.dtype(gd.float64, "product")
+    y = g.matmul(g.input("x", (65, 33), dtype), filled(g, "w", (33, 17), dtype, 9), name="product")
+    return g.build({"y": g.layer_norm(y, name="norm")})
+
+
 GOLDEN: dict[str, Callable[[Wishes], gd.Graph]] = {
     f.__name__: f
-    for f in (conv_block, float32_attention, float32_gelu, odd_norm, mixed_norm, odd_heads, depthwise, norm_relu)
+    for f in (
+        conv_block,
+        float32_attention,
+        float32_gelu,
+        odd_norm,
+        mixed_norm,
+        odd_heads,
+        depthwise,
+        norm_relu,
+        float64_product,
+    )
 }
 """The graphs by the name of their file beside the tests."""
 

@@ -137,8 +137,10 @@ def is_bias_relu(anatomy: Anatomy) -> bool:
 
 def prologue(anatomy: Anatomy, anchor: Node) -> Decline | None:
     """Before a convolution cuDNN takes x * scale + bias and a relu, one entry a channel, nothing behind it."""
+    if not isinstance(anchor.op, Conv):
+        return Decline(Code.PATTERN, f"{anchor}: cuDNN takes nothing before a transposed convolution")
     outside = any(v in anatomy.region.outputs for n in anatomy.before for v in n.results)
-    if not isinstance(anchor.op, Conv) or not is_scale_and_bias(anatomy, anchor) or anatomy.after or outside:
+    if not is_scale_and_bias(anatomy, anchor) or anatomy.after or outside:
         return Decline(
             Code.PATTERN,
             f"{anchor}: before a convolution cuDNN takes x * scale + bias and a relu, one entry a channel, whose "

@@ -22,6 +22,7 @@ from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.norm import BatchNorm, GroupNorm, InstanceNorm
 from graphdnn.ir.ops.pointwise import Cast, Elementwise
+from graphdnn.ir.ops.pool import AvgPool, MaxPool
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.region import ALIGNMENT, Region
@@ -38,6 +39,8 @@ DECLINED: dict[type[Op], str] = {
     BatchNorm: "cuDNN has no plan for batch normalisation with known statistics: fold it into the weights before it",
     GroupNorm: "cuDNN has no operation for statistics over groups of channels",
     Softmax: "cuDNN's interface has no softmax of its own, only the one inside attention",
+    MaxPool: "cuDNN's interface has no pooling",
+    AvgPool: "cuDNN's interface has no pooling",
 }
 """Ops that are never lowered, and why; others without a rule move data, which cuDNN does not."""
 
@@ -97,13 +100,17 @@ def element_types(question: Question) -> Decline | None:
     """Tensors in memory are floats of three kinds, apart from the lengths of attention."""
     region = question.region
     lengths = {v for n in region.nodes if isinstance(n.op, Attention) for v in n.operands[3:]}
-    for value in (*region.inputs, *region.outputs):
-        dtype = value.type.dtype.name
-        if dtype not in FLOATS and value not in lengths:
-            reason = f"{value} is {value.type}; cuDNN takes {', '.join(FLOATS)} here"
-            if not value.type.dtype.is_float:
-                return Decline(Code.OP, reason)  # a condition or an index means something else as a float
-            return Decline(Code.DTYPE, reason, Fix(value.name, "dtype", dtype, "float16"))
+    values = (*region.inputs, *region.outputs)
+    wrong = [v for v in values if v.type.dtype.name not in FLOATS and v not in lengths]
+    if wrong:
+        first = next((v for v in wrong if not v.type.dtype.is_float), wrong[0])
+        reason = f"{first} is {first.type}; cuDNN takes {', '.join(FLOATS)} here"
+        if not first.type.dtype.is_float:
+            return Decline(Code.OP, reason)  # a condition or an index means something else as a float
+        read = [v for v in wrong if v in region.inputs]  # what is computed of them follows
+        whole = (*question.anatomy.anchors, *region.nodes)[0]
+        changed = whole.name if len(read) > 1 else first.name
+        return Decline(Code.DTYPE, reason, Fix(changed, "dtype", first.type.dtype.name, "float16"))
     for node in region.nodes:
         if isinstance(node.op, Cast) and not (node.operands[0].type.dtype.is_float and node.op.target.is_float):
             fix = Fix(node.name, "dtype", node.op.dtype, "float16")
@@ -261,18 +268,11 @@ def gaps(question: Question) -> Decline | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (
-    machine,
-    operations,
-    composition,
-    element_types,
-    axes,
-    reductions,
-    broadcasts,
-    alignment,
-    gaps,
-)
-"""In order: what the region is at all, what it is made of, how it lies.  The first objection is the answer."""
+CHECKS: tuple[Check, ...] = (machine, operations, composition)
+"""In order: what the region is at all, what it is made of.  The first objection is the answer."""
+
+PLACED: tuple[Check, ...] = (axes, reductions, broadcasts, alignment, gaps)
+"""How the region lies; asked in order after its types."""
 
 FAMILIES: tuple[tuple[tuple[type[Op], ...], Callable[[Anatomy, Policy], Decline | None]], ...] = (
     (CONVOLUTIONS, limits.convolution),
@@ -285,15 +285,35 @@ FAMILIES: tuple[tuple[tuple[type[Op], ...], Callable[[Anatomy, Policy], Decline 
 
 
 def objection(anatomy: Anatomy, target: Target, policy: Policy) -> Decline | None:
-    """Why cuDNN does not take a region, or None where it does."""
+    """Why cuDNN does not take a region, or None where it does.
+
+    Types come before how the region lies; a change of types is a fix where it suffices, so where nothing else objects.
+    """
     question = Question(anatomy, target, policy)
-    for check in CHECKS:
-        problem = check(question)
-        if problem is not None:
-            return problem
+    problem = first_objection(CHECKS, question)
+    if problem is not None:
+        return problem
+    types = element_types(question)
+    if types is not None and types.fix is None:
+        return types
+    problem = first_objection(PLACED, question)
+    problem = family_objection(question) if problem is None else problem
+    if types is None or (problem is not None and problem.code is Code.DTYPE):
+        return problem
+    if problem is None:
+        return types
+    return Decline(Code.OP, f"{types.reason}; and {problem.reason}")
+
+
+def first_objection(checks: tuple[Check, ...], question: Question) -> Decline | None:
+    return next((problem for check in checks if (problem := check(question)) is not None), None)
+
+
+def family_objection(question: Question) -> Decline | None:
+    """What the rules of the anchors' families say."""
     for kinds, limit in FAMILIES:
         if question.anatomy.has(*kinds):
-            problem = limit(question.anatomy, policy)
+            problem = limit(question.anatomy, question.policy)
             if problem is not None:
                 return problem
     return None if question.anatomy.anchors else limits.no_anchor(question.anatomy)

@@ -28,7 +28,7 @@ IEEE, TF32 = Policy(), Policy(precision="tf32")
 
 MOVES_DATA = frozenset(
     {
-        "avg_pool", "concat", "convert", "expand", "gather", "iota", "max_pool", "pad", "reshape", "slice", "split",
+        "concat", "convert", "expand", "gather", "iota", "pad", "reshape", "slice", "split",
         "squeeze", "transpose", "unsqueeze", "write_slice",
     }
 )  # fmt: skip
@@ -256,6 +256,16 @@ def test_before_a_convolution_work_is_on_its_image_alone() -> None:
     answer = ask(before_convolution(build))
     assert isinstance(answer, Decline)
     assert answer.code is Code.PATTERN
+
+
+def test_reasons_are_about_the_op_that_is_there() -> None:
+    """Nothing goes before a transposed convolution, and pooling moves no data."""
+    g = gd.GraphBuilder("reasons")
+    x, w = g.input("x", (3, 24, 9, 7), gd.float16), g.input("w", (24, 40, 2, 2), gd.float16)
+    for y, word in ((g.conv_transpose(g.relu(x), w, stride=2), "transposed"), (g.max_pool(x, kernel=2), "no pooling")):
+        answer = ask(closed(g, y))
+        assert isinstance(answer, Decline)
+        assert word in answer.reason
 
 
 def before_convolution(build: Callable[[gd.GraphBuilder, Value, Value, Value], tuple[Value, Value | None]]) -> Region:
