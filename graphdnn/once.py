@@ -172,6 +172,20 @@ class MakeOnce(Generic[K, V]):
                 self.hits += 1
         return entry
 
+    def remake(self, key: K, old: V, make: Callable[[], V]) -> V:
+        """An entry in the place of `old`, made where no other has taken it yet."""
+
+        def work() -> V:
+            with self._lock:
+                known = self._entries.get(key)
+            if known is not None and known is not old:
+                return known
+            entry = make()
+            self.put(key, entry)
+            return entry
+
+        return self._making(key, work)
+
     def put(self, key: K, entry: V) -> None:
         """Keeps an entry that was made elsewhere."""
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,9 +96,31 @@ def shortened(name: str, form: Form, axes: Mapping[int, Rule]) -> Form:
     dtype, shape, order = form
     sizes = list(shape)
     for axis, rule in axes_of(name, axes, len(sizes)).items():
-        if sizes[axis] > 1 and rounded_up(sizes[axis] - 1, rule) == sizes[axis]:
-            sizes[axis] -= 1
+        sizes[axis] = max(sizes[axis] - 1, least_rounded_to(sizes[axis], rule))
     return (dtype, tuple(sizes), order)
+
+
+def spread(name: str, form: Form, axes: Mapping[int, Rule], shares: Iterator[float]) -> Form:
+    """A lengthened form with other extents that the rules round up to it: from the least, for a share of 0, up to the
+    same for one of 1, by the next of `shares` for each axis."""
+    dtype, shape, order = form
+    sizes = list(shape)
+    for axis, rule in axes_of(name, axes, len(sizes)).items():
+        least = least_rounded_to(sizes[axis], rule)
+        sizes[axis] = least + int((sizes[axis] - least) * next(shares))
+    return (dtype, tuple(sizes), order)
+
+
+def least_rounded_to(size: int, rule: Rule) -> int:
+    """The least size that a rule rounds up to this one, which is a size of the rule."""
+    if isinstance(rule, str):
+        return size // 2 + 1
+    if isinstance(rule, int):
+        return size - rule + 1
+    place = bisect_left(rule, size)
+    if place == len(rule):
+        return size - rule[-1] + 1
+    return rule[place - 1] + 1 if place else 1
 
 
 def lies_on_host(array: Any) -> bool:

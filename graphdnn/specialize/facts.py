@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import isinf
 
 from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Op
@@ -17,14 +17,17 @@ from graphdnn.specialize.axes import Pair, carried
 class Facts:
     """Facts of one value of the padded graph.
 
-    Along `position` each element is its own index.  No element exceeds `limit`.  Along each axis of `cleared` what
-    lies behind the exact extent is 0 or False, along each of `sunk` minus infinity.
+    Along axis `position` each element is its own index.  No element exceeds `limit`.  For each (axis, number) of
+    `filled` all that lies behind the exact extent of the axis is that number; False counts as 0.
     """
 
     position: int | None = None
     limit: int | None = None
-    cleared: frozenset[int] = frozenset()
-    sunk: frozenset[int] = frozenset()
+    filled: frozenset[tuple[int, float]] = frozenset()
+
+    def filled_with(self, number: float) -> frozenset[int]:
+        """Axes behind whose exact extent all is `number`."""
+        return frozenset(axis for axis, there in self.filled if there == number)
 
 
 NONE = Facts()
@@ -50,8 +53,8 @@ class Knowledge:
         """Facts of operand `index` in terms of the result's axes, where elements stay what they are."""
         facts, axes = self.of(pair.padded.operands[index]), carried(pair, index)
         position = None if facts.position is None else axes.get(facts.position)
-        cleared, sunk = (frozenset(axes[a] for a in known if a in axes) for known in (facts.cleared, facts.sunk))
-        return Facts(position, facts.limit, cleared, sunk)
+        filled = frozenset((axes[axis], number) for axis, number in facts.filled if axis in axes)
+        return Facts(position, facts.limit, filled)
 
 
 def positions(pair: Pair, known: Knowledge) -> Facts:
@@ -69,15 +72,18 @@ def cast(pair: Pair, known: Knowledge) -> Facts:
     before, after = pair.exact.operands[0].type.dtype, pair.exact.result.type.dtype
     if before.is_integer and after.kind == "int" and after.bits >= max(before.bits, 32):
         return facts
-    return Facts(cleared=facts.cleared, sunk=facts.sunk if after.kind == "float" else frozenset())
+    return Facts(filled=frozenset((a, n) for a, n in facts.filled if not n or (isinf(n) and after.is_float)))
 
 
 def selected(pair: Pair, known: Knowledge) -> Facts:
-    """What is taken where the condition is False lies behind, where that is one number; or what both choices have."""
+    """What both choices have behind the exact extent; where the second is one number, also that number wherever the
+    condition is False there, or the first choice has it there."""
     condition, chosen, other = (known.moved(pair, i) for i in range(3))
-    fill = pair.exact.operands[2].literal
-    cleared, sunk = (condition.cleared if fill == number else frozenset() for number in (0, -inf))
-    return Facts(cleared=cleared | (chosen.cleared & other.cleared), sunk=sunk | (chosen.sunk & other.sunk))
+    number = pair.exact.operands[2].literal
+    if number is None:
+        return Facts(filled=chosen.filled & other.filled)
+    axes = condition.filled_with(False) | chosen.filled_with(number)
+    return Facts(filled=frozenset((axis, number) for axis in axes))
 
 
 def computed(pair: Pair, known: Knowledge) -> Facts:
@@ -91,11 +97,12 @@ def less(pair: Pair, known: Knowledge, position: int = 0) -> Facts:
     limit = known.of(pair.padded.operands[1 - position]).limit
     if axis is None or limit is None or limit > pair.results()[0][axis]:
         return NONE
-    return Facts(cleared=frozenset({axis}))
+    return Facts(filled=frozenset({(axis, False)}))
 
 
 def both(pair: Pair, known: Knowledge) -> Facts:
-    return Facts(cleared=known.moved(pair, 0).cleared | known.moved(pair, 1).cleared)
+    axes = known.moved(pair, 0).filled_with(False) | known.moved(pair, 1).filled_with(False)
+    return Facts(filled=frozenset((axis, False) for axis in axes))
 
 
 def smaller(pair: Pair, known: Knowledge) -> Facts:

@@ -9,21 +9,22 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from graphdnn import compiler
 from graphdnn.config import CompileOptions
-from graphdnn.errors import CompileError, ExecutionError, GraphError
+from graphdnn.errors import CompileError, ExecutionError
 from graphdnn.executable import Executable
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
-from graphdnn.ir.types import TensorType
 from graphdnn.once import MakeOnce
-from graphdnn.specialize.buckets import Buckets, checked_buckets, is_whole, lengthened, shortened
+from graphdnn.specialize.buckets import Buckets, checked_buckets, is_whole
+from graphdnn.specialize.masking import Masking
+from graphdnn.specialize.padding import Padding
 from graphdnn.specialize.parameters import Function
-from graphdnn.specialize.proof import prove
-from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_lengths, length_types
-from graphdnn.specialize.signature import Signature, form_of, spelled, type_of
+from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_lengths
+from graphdnn.specialize.signature import Signature, form_of, spelled
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
 from graphdnn.spelling import counted, hint, named_arguments
@@ -87,9 +88,11 @@ def jit(
     max_entries: builds kept, the least recently used dropped; each holds a copy of the constants, so give weights that
         many shapes share as inputs.
     buckets: {"x": {0: "pow2", 1: (128, 512), 2: 64}} pads axes of x with zeros up to a power of two, a size of the list
-        or a multiple, and cuts the outputs back.  A graph in which that would change a result is refused.
+        or a multiple, and cuts the outputs back.  Where padding would be seen (keys of an attention, a softmax,
+        reductions, inner extents of matrix products, borders of convolutions and poolings) the build masks it; a graph
+        in which neither helps, such as a norm along the axis, is refused.
     lengths: {"n": ("x", 1)} fills the parameter n with int32 lengths, one for each entry of axis 0 of x: the exact
-        extent of axis 1, for `kv_lengths` of an attention, or for a mask before a sum.
+        extent of axis 1, for masks of the function's own.
     on_new_shape: "heuristic_then_tune" serves a new signature without timing anything and swaps in a tuned build later,
         between calls; `tuned_options` are those of that build, `options` with selection="autotune" by default.
     warn_after: builds after which a warning names what varies, and again each time there are twice as many.
@@ -150,8 +153,7 @@ class Jitted:
         self._function = function
         self._names = names
         self._optional = function.optional.intersection(names)
-        self._buckets = buckets
-        self._lengths = lengths
+        self._padding = Padding(function, names, buckets, lengths)
         self._is_direct = not buckets and not lengths
         self._target = target
         self._options = options
@@ -251,7 +253,7 @@ class Jitted:
                 f"inputs of {who} are a {type(inputs).__name__}; a mapping from name to array is needed"
             )
         for name in inputs:
-            if name in self._lengths:
+            if name in self._padding.lengths:
                 return ExecutionError(f"input {name} of {who} is filled in with lengths, and cannot be given")
             if name not in self._names:
                 known = ", ".join(self._names) or "none"
@@ -286,18 +288,16 @@ class Jitted:
             f"calls of {who} have no argument {name!r}{hint(name, ('inputs', 'stream'))} (they take inputs, stream)"
         )
 
-    def _types(self, signature: Signature) -> dict[str, TensorType]:
-        """Types of the parameters, those filled in included, in the function's order.  Raises ExecutionError."""
-        for name, form in zip(self._names, signature, strict=True):
-            if form is not None and 0 in form[1]:
-                raise ExecutionError(f"input {name} has shape {tuple(form[1])}; every extent must be at least 1")
-        types = {n: type_of(f) for n, f in zip(self._names, signature, strict=True) if f is not None}
-        types.update(length_types(self._lengths, types))
-        return {name: types[name] for name in self._function.parameters if name in types}
-
     def _built(self, signature: Signature, make: Callable[[], Build]) -> Build:
-        """The build for a signature, made where there is none; a tuned one is asked for once it is kept."""
-        build = self._builds.get(signature, make)
+        """The build for a signature, made where there is none."""
+        return self._served(signature, self._builds.get(signature, make))
+
+    def _rebuilt(self, signature: Signature, old: Build, make: Callable[[], Build]) -> Build:
+        """Another build for a signature, in the place of one that cannot serve some exact shapes."""
+        return self._served(signature, self._builds.remake(signature, old, make))
+
+    def _served(self, signature: Signature, build: Build) -> Build:
+        """A build that is kept; a tuned one is asked for where that was not done yet."""
         if build.is_untuned:
             self._tune_later(signature, build)
         return build
@@ -305,11 +305,12 @@ class Jitted:
     def _made(self, signature: Signature) -> Build:
         """A build for these very shapes."""
         started = time.perf_counter()
-        return self._compiled(signature, self._function.trace(self._types(signature)), started)
+        return self._compiled(signature, self._padding.trace(signature), Masking(), started)
 
-    def _compiled(self, signature: Signature, graph: Graph, started: float) -> Build:
+    def _compiled(self, signature: Signature, traced: Graph, masking: Masking, started: float) -> Build:
+        graph = masking.applied(traced)
         executable = compiler.compile(graph, self._target, self._options)
-        build = Build(graph, executable, is_untuned=self._tuned_options is not None)
+        build = Build(traced, masking, graph, executable, is_untuned=self._tuned_options is not None)
         with self._lock:
             self._build_count += 1
             self._build_seconds += time.perf_counter() - started
@@ -318,8 +319,8 @@ class Jitted:
             if is_often:
                 self._warn_at *= 2
         if is_often:
-            kept = {**{s: b.graph for s, b in self._builds.items()}, signature: graph}
-            text = warning(self._function.name, count, self._names, recent, kept, self._buckets, self._limits)
+            kept = {**{s: b.traced for s, b in self._builds.items()}, signature: traced}
+            text = warning(self._padding, count, recent, kept)
             self._messages.append(RepeatedBuildsWarning(text))
         return build
 
@@ -331,63 +332,22 @@ class Jitted:
             build = route.build()
             if build is not None and self._builds.reuse(padded, build):
                 return build, route
-        longer = tuple(
-            form if form is None else lengthened(name, form, self._buckets.get(name, {}))
-            for name, form in zip(self._names, signature, strict=True)
-        )
-        exact = self._function.trace(self._types(signature))
-        proved: list[Graph] = []
-        build = self._built(longer, lambda: self._padded(signature, exact, longer, proved))
-        if signature != longer and build.graph not in proved:
-            self._check(signature, exact, longer, build.graph)
-        route = Route(build, exact, self._lengths, Place(self._target, self._options.cache_dir))
+        longer = self._padding.longer(signature)
+        exact = self._padding.trace(signature)
+        shapes = signature, exact, longer
+        build = self._built(longer, lambda: self._padded(Masking(), self._padding.traced(*shapes), *shapes))
+        while not self._padding.suits(build, *shapes):
+            build = self._rebuilt(longer, build, partial(self._padded, build.masking, build.traced, *shapes))
+        self._padding.prove(build, *shapes)
+        route = Route(build, exact, self._padding.lengths, Place(self._target, self._options.cache_dir))
         self._routes.put(signature, (longer, route))
         return build, route
 
-    def _padded(self, signature: Signature, exact: Graph, longer: Signature, proved: list[Graph]) -> Build:
-        """A build for padded shapes, refused before it is compiled where padding would change a result.
-
-        Its graph is added to `proved` when it was compared with the exact one.
-        """
+    def _padded(self, known: Masking, traced: Graph, signature: Signature, exact: Graph, longer: Signature) -> Build:
+        """A build of the padded graph that serves these exact shapes, and those that `known` does."""
         started = time.perf_counter()
-        if signature == longer:
-            self._check_shorter(longer, exact)
-            return self._compiled(longer, exact, started)
-        try:
-            graph = self._function.trace(self._types(longer))
-        except GraphError as error:
-            raise CompileError(
-                f"{self._function.name} takes {spelled(self._names, signature)}, but not padded to "
-                f"{spelled(self._names, longer)}: {error}"
-            ) from None
-        self._check(signature, exact, longer, graph)
-        proved.append(graph)
-        return self._compiled(longer, graph, started)
-
-    def _check_shorter(self, longer: Signature, graph: Graph) -> None:
-        """Refuses at the first call already what the next shorter shapes would be refused for."""
-        shorter = tuple(
-            form if form is None else shortened(name, form, self._buckets.get(name, {}))
-            for name, form in zip(self._names, longer, strict=True)
-        )
-        try:
-            exact = self._function.trace(self._types(shorter))
-        except Exception:  # the function does not take these shapes, so that no call will have them
-            return
-        self._check(shorter, exact, longer, graph)
-
-    def _check(self, signature: Signature, exact: Graph, longer: Signature, padded: Graph) -> None:
-        """Raises CompileError where the padded graph does not give the exact one's results."""
-        answer = prove(exact, padded, self._limits(exact))
-        if answer is not None:
-            raise CompileError(
-                f"{self._function.name} cannot be padded from {spelled(self._names, signature)} to "
-                f"{spelled(self._names, longer)}: {answer.reason}"
-            )
-
-    def _limits(self, exact: Graph) -> dict[str, int]:
-        """The lengths that are filled in for a graph of exact shapes."""
-        return {name: exact.inputs[source].type.shape[axis] for name, (source, axis) in self._lengths.items()}
+        masking = self._padding.masking(known, traced, signature, exact, longer)
+        return self._compiled(longer, traced, masking, started)
 
     def _tune_later(self, signature: Signature, build: Build) -> None:
         with self._lock:

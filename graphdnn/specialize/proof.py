@@ -1,5 +1,5 @@
 """The proof that a build for padded shapes serves a call of exact shapes: that the exact graph's values are the leading
-corners of the padded graph's.
+corners of the padded graph's, or what would have to be masked for them to be.
 
 The function is asked for both graphs, so that whatever it makes of an extent (a scale, a constant, another branch)
 shows as a difference; no graph is trusted to be the same for another size.
@@ -7,7 +7,8 @@ shows as a difference; no graph is trusted to be the same for another size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from graphdnn.ir.graph import Graph, Node, Payload, Value
 from graphdnn.ir.types import Array
 from graphdnn.specialize.axes import Pair
 from graphdnn.specialize.facts import Facts, Knowledge
-from graphdnn.specialize.rules import RULES, SIZED
+from graphdnn.specialize.rules import RULES, SIZED, Refusal
 from graphdnn.spelling import counted
 
 
@@ -26,8 +27,28 @@ def prove(exact: Graph, padded: Graph, limits: Mapping[str, int]) -> Decline | N
 
     `limits` are inputs of lengths, the same on both sides, of which no entry exceeds the number.
     """
-    reason = Walk(exact, padded, limits).reason()
-    return None if reason is None else Decline(Code.SHAPE, reason)
+    found = next(Walk(exact, padded, limits).refusals(), None)
+    return None if found is None else Decline(Code.SHAPE, found[1].reason)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A place where padding matters: what operand `operand` of node number `node` holds behind the exact extent of its
+    axis `axis`."""
+
+    node: int
+    operand: int
+    axis: int
+
+
+def masks_needed(exact: Graph, padded: Graph, limits: Mapping[str, int]) -> tuple[Mask, ...] | Decline:
+    """The places that have to be masked for `prove` to accept the graphs; a refusal where that is not enough."""
+    masks: list[Mask] = []
+    for node, refusal in Walk(exact, padded, limits).refusals():
+        if not refusal.maskable:
+            return Decline(Code.SHAPE, refusal.reason)
+        masks.extend(Mask(node, operand, axis) for operand, axis in refusal.maskable)
+    return tuple(masks)
 
 
 class Walk:
@@ -40,15 +61,26 @@ class Walk:
         self._payloads = [{v: g.payloads[n] for n, v in g.constants.items()} for g in (exact, padded)]
         self._knowledge = Knowledge({padded.inputs[n]: Facts(limit=limit) for n, limit in limits.items()})
 
-    def reason(self) -> str | None:
-        """Why the padded graph does not serve; None where it does."""
-        exact, padded = self._exact, self._padded
-        for ours, theirs in zip(exact.nodes, padded.nodes, strict=False):
+    def refusals(self) -> Iterator[tuple[int, Refusal]]:
+        """Why the padded graph does not serve, each with the number of the node; the last is one that masks would not
+        help, if there is any such."""
+        for index, (ours, theirs) in enumerate(zip(self._exact.nodes, self._padded.nodes, strict=False)):
             pair = Pair(ours, theirs)
-            if reason := self._difference(ours, theirs) or RULES[type(ours.op)](pair, self._knowledge):
-                return reason
+            if reason := self._difference(ours, theirs):
+                yield index, Refusal(reason)
+                return
+            if refusal := RULES[type(ours.op)](pair, self._knowledge):
+                yield index, refusal
+                if not refusal.maskable:
+                    return
             self._knowledge.learn(pair)
             self._partner.update(zip(ours.results, theirs.results, strict=True))
+        if reason := self._ending():
+            yield len(self._exact.nodes), Refusal(reason)
+
+    def _ending(self) -> str | None:
+        """Why the graphs differ in how many nodes they have, or in their outputs."""
+        exact, padded = self._exact, self._padded
         if len(exact.nodes) != len(padded.nodes):
             found = counted(len(exact.nodes), "node")
             return f"the graph has {found} for the exact shapes and {len(padded.nodes)} for the padded"

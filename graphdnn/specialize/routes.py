@@ -23,6 +23,7 @@ from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType, int32
 from graphdnn.specialize.buckets import check_parameter, cut, is_whole, lies_on_host, padded
+from graphdnn.specialize.masking import Masking
 from graphdnn.spelling import counted
 from graphdnn.target import Target
 
@@ -31,11 +32,16 @@ Lengths = Mapping[str, tuple[str, int]]
 
 
 class Build:
-    """One compiled signature.  `executable` is replaced when a tuned one, which `is_untuned` asks for, is ready."""
+    """One compiled signature.  `traced` is the function's graph, `graph` that with the masks of `masking`.
 
-    __slots__ = ("__weakref__", "executable", "graph", "is_untuned")
+    `executable` is replaced when a tuned one, which `is_untuned` asks for, is ready.
+    """
 
-    def __init__(self, graph: Graph, executable: Executable, is_untuned: bool) -> None:
+    __slots__ = ("__weakref__", "executable", "graph", "is_untuned", "masking", "traced")
+
+    def __init__(self, traced: Graph, masking: Masking, graph: Graph, executable: Executable, is_untuned: bool) -> None:
+        self.traced = traced
+        self.masking = masking
         self.graph = graph
         self.executable = executable
         self.is_untuned = is_untuned
@@ -74,6 +80,11 @@ def length_types(lengths: Lengths, types: Mapping[str, TensorType]) -> dict[str,
     return found
 
 
+def limits_of(exact: Graph, lengths: Lengths) -> dict[str, int]:
+    """What the parameters filled in hold for a graph of exact shapes."""
+    return {name: exact.inputs[source].type.shape[axis] for name, (source, axis) in lengths.items()}
+
+
 @dataclass(frozen=True)
 class Place:
     """Where padding is compiled for: a target, and the directory of the disk cache."""
@@ -89,15 +100,14 @@ class Route:
     """From the exact shapes of one signature to one build, as long as that is kept."""
 
     def __init__(self, build: Build, exact: Graph, lengths: Lengths, place: Place) -> None:
+        """`exact` is the function's graph of the exact shapes, which was proved to be served by the build."""
         wanted = build.graph.inputs
         self.build = weakref.ref(build)
         self._place = place
         self._inputs = {n: v.type for n, v in exact.inputs.items() if n not in lengths}
         self._longer = {n: wanted[n].type for n, t in self._inputs.items() if wanted[n].type.shape != t.shape}
-        self._fills = {
-            name: np.full(wanted[name].type.shape, exact.inputs[source].type.shape[axis], np.int32)
-            for name, (source, axis) in lengths.items()
-        }
+        fills = limits_of(exact, lengths) | build.masking.extents(exact)
+        self._fills = {name: np.full(wanted[name].type.shape, extent, np.int32) for name, extent in fills.items()}
         self._cuts = {
             name: value.type.shape
             for name, value in exact.outputs.items()

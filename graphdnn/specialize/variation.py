@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from graphdnn.answer import Decline
 from graphdnn.ir.graph import Graph
-from graphdnn.specialize.buckets import Buckets
-from graphdnn.specialize.proof import prove
+from graphdnn.specialize.padding import Padding
+from graphdnn.specialize.proof import masks_needed
+from graphdnn.specialize.routes import Lengths, limits_of
 from graphdnn.specialize.signature import Form, Signature
 from graphdnn.spelling import counted
 
 VALUES_SHOWN = 6
 """Values of an axis that a warning lists; enough to see what they are."""
 
-PADDABLE = (
-    "an attention, or a sum, maximum or softmax of a select, that ends at lengths which jit fills in (lengths=) can be "
-    "padded"
-)
-"""What to make of work across an axis that varies."""
-
 Axis = tuple[str, int]
 """A parameter and one of its axes."""
-
-Limits = Callable[[Graph], Mapping[str, int]]
-"""What entries of the lengths that jit fills in do not exceed in a graph of exact shapes."""
 
 
 class RepeatedBuildsWarning(UserWarning):
@@ -69,16 +62,9 @@ def listed(values: Sequence[object]) -> str:
     return ", ".join(distinct[:VALUES_SHOWN]) + (", ..." if len(distinct) > VALUES_SHOWN else "")
 
 
-def warning(
-    name: str,
-    builds: int,
-    names: Sequence[str],
-    signatures: Sequence[Signature],
-    graphs: dict[Signature, Graph],
-    buckets: Buckets,
-    limits: Limits,
-) -> str:
-    """One sentence on why `name` was built so often: the last of its builds by signature, and the graphs still kept."""
+def warning(padding: Padding, builds: int, signatures: Sequence[Signature], graphs: Mapping[Signature, Graph]) -> str:
+    """One sentence on why a function was built so often: the last of its builds by signature, and the graphs kept."""
+    name, names = padding.function.name, padding.names
     axes = varying_axes(names, signatures)
     places = [axis for together in axes.values() for axis in together]
     causes = [f"{' and '.join(map(said_of, places))} took {listed(extents)}" for extents, places in axes.items()]
@@ -92,13 +78,12 @@ def warning(
     said = f"{said}, as {', and '.join(causes)}"
     if not places:
         return f"{said}; inputs that are converted before the call are built for once"
-    free = [(n, axis) for n, axis in places if axis not in buckets_of(n, signatures, names, buckets)]
+    free = [(n, axis) for n, axis in places if axis not in buckets_of(n, signatures, padding)]
     if not free:
         return f"{said}; coarser buckets of {' and '.join(map(said_of, places))} need fewer builds"
-    reason = why_not_padded(graphs, limits)
+    reason = why_not_padded(graphs, padding.lengths)
     if reason is not None:
-        remedy = "" if "lengths=" in reason else f"; {PADDABLE}"
-        return f"{said}, and cannot be padded to fewer sizes, since {reason}{remedy}"
+        return f"{said}, and cannot be padded to fewer sizes, since {reason}"
     rules: dict[str, dict[int, str]] = {}
     for n, axis in free:
         rules.setdefault(n, {})[axis] = "pow2"
@@ -109,19 +94,19 @@ def said_of(axis: Axis) -> str:
     return f"axis {axis[1]} of {axis[0]}"
 
 
-def buckets_of(name: str, signatures: Sequence[Signature], names: Sequence[str], buckets: Buckets) -> set[int]:
+def buckets_of(name: str, signatures: Sequence[Signature], padding: Padding) -> set[int]:
     """Axes of a parameter that are padded already, counted from the front."""
-    form = signatures[-1][list(names).index(name)]
-    return set() if form is None else {axis % len(form[1]) for axis in buckets.get(name, {})}
+    form = signatures[-1][padding.names.index(name)]
+    return set() if form is None else {axis % len(form[1]) for axis in padding.buckets.get(name, {})}
 
 
-def why_not_padded(graphs: dict[Signature, Graph], limits: Limits) -> str | None:
-    """Why a kept graph is no corner of one for longer shapes; None where it is, or where there are no two such."""
+def why_not_padded(graphs: Mapping[Signature, Graph], lengths: Lengths) -> str | None:
+    """Why a kept graph could not be padded to another; None where it could, or where there are no two such."""
     for smaller, exact in graphs.items():
         for larger, padded in graphs.items():
             if smaller != larger and is_within(smaller, larger):
-                answer = prove(exact, padded, limits(exact))
-                return None if answer is None else answer.reason
+                answer = masks_needed(exact, padded, limits_of(exact, lengths))
+                return answer.reason if isinstance(answer, Decline) else None
     return None
 
 

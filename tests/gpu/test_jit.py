@@ -101,6 +101,57 @@ def test_padded_sequences_give_the_exact_results(dtype: torch.dtype) -> None:
     assert f.stats().builds == 1
 
 
+def unaware(g: gd.GraphBuilder, x: Value) -> dict[str, Value]:
+    """Attention, softmax over the sequence and means, none of which speaks of lengths."""
+    b, s, h = x.type.shape
+    q = g.transpose(g.reshape(x, (b, s, HEADS, h // HEADS)), (0, 2, 1, 3))
+    y = g.reshape(g.transpose(g.attention(q, q, q), (0, 2, 1, 3)), (b, s, h)) + x
+    return {
+        "weights": g.softmax(g.reduce_mean(y, axes=2), axis=1),
+        "mean": g.reduce_mean(y, axes=1),
+        "peak": g.reduce_max(y, axes=(0, 1)),
+        "gram": g.matmul(g.transpose(x, (0, 2, 1)), x),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("is_on_host", [False, True])
+def test_what_does_not_speak_of_lengths_is_masked(dtype: torch.dtype, is_on_host: bool) -> None:
+    f = gd.jit(unaware, target="cuda", options=OPTIONS, buckets={"x": {0: 4, 1: 64}})
+    for b, s in ((4, 64), (3, 37), (1, 5), (4, 33), (2, 64), (3, 37)):
+        x = drawn(b, s, HIDDEN, dtype=dtype)
+        found = f({"x": x.cpu().numpy() if is_on_host else x})
+        q = x.unflatten(-1, (HEADS, HIDDEN // HEADS)).transpose(1, 2)
+        y = torch.nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2) + x
+        wide = y.double()
+        expected = {
+            "weights": wide.mean(2).softmax(1),
+            "mean": wide.mean(1),
+            "peak": wide.amax((0, 1)),
+            "gram": x.double().mT @ x.double(),
+        }
+        for name, wanted in expected.items():
+            array = found[name] if is_on_host else host(found[name])
+            error = np.abs(array - wanted.cpu().numpy()).max() / wanted.abs().max().item()
+            assert error <= (1e-2 if dtype is torch.float16 else 2e-5), (name, b, s)
+    assert f.stats().builds == 1
+
+
+def test_images_of_many_sizes_are_masked() -> None:
+    weights = drawn(32, 16, 3, 3) / 12
+
+    def images(g: gd.GraphBuilder, x: Value) -> dict[str, Value]:
+        y = g.relu(g.conv(x, g.constant(weights.cpu().numpy(), name="w"), padding=1))
+        return {"y": g.reduce_mean(g.max_pool(y, kernel=3, stride=2, padding=1), axes=(2, 3))}
+
+    f = gd.jit(images, target="cuda", options=OPTIONS, buckets={"x": {2: 32, 3: 32}})
+    for h, w in ((32, 32), (17, 32), (9, 21), (28, 5)):
+        x = drawn(2, 16, h, w).to(memory_format=torch.channels_last)
+        y = torch.nn.functional.conv2d(x, weights, padding=1).relu()
+        near(f({"x": x})["y"], torch.nn.functional.max_pool2d(y, 3, 2, 1).float().mean((2, 3)), 1e-2)
+    assert f.stats().builds == 1
+
+
 def test_numpy_arrays_and_mixed_ones() -> None:
     f = gd.jit(rows, target="cuda", options=OPTIONS, buckets={"x": {0: 8}})
     x, w = drawn(5, HIDDEN), drawn(HIDDEN, 48)

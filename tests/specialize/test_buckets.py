@@ -156,12 +156,12 @@ def test_a_warning_knows_that_lengths_mask_the_padding(rng: np.random.Generator)
 def test_a_batch_that_is_not_independent_is_refused_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "compile", lambda *_: pytest.fail("compiled"))
     for n in (3, 4):
-        f = cpu(lambda g, x: {"y": g.reduce_mean(x, axes=0, name="mean")}, buckets={"x": {0: "pow2"}})
+        f = cpu(lambda g, x: {"y": g.layer_norm(x, axes=0, name="norm")}, buckets={"x": {0: "pow2"}})
         for _ in range(2):
             with pytest.raises(gd.CompileError) as caught:
                 f({"x": np.ones((n, 2), np.float32)})
             assert str(caught.value) == (
-                "lambda cannot be padded from x: f32[3x2] to x: f32[4x2]: reduce_mean %mean computes across axis 0 of "
+                "lambda cannot be padded from x: f32[3x2] to x: f32[4x2]: layer_norm %norm computes across axis 0 of "
                 "its x, which is 3 long and padded to 4"
             )
         assert f.stats().builds == 0

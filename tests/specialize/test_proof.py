@@ -2,91 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Value
-from graphdnn.ir.op import OPS, Op
-from graphdnn.ir.ops.movement import Expand, Iota, Reshape, Slice, Split
-from graphdnn.ir.types import Array, TensorType
-from graphdnn.ir.writer import GraphWriter
+from graphdnn.ir.op import OPS
 from graphdnn.specialize.proof import prove
 from graphdnn.specialize.rules import RULES, SIZED
-from tests.ir.samples import SAMPLES, Sample
+from tests.ir.samples import Sample
 from tests.numbers import relative_error
+from tests.specialize.growing import PADDED, corner, garbage, grown_graph
 
 TRIES = 8
 """Random growths of each sample's inputs."""
-
-
-def garbage(shape: tuple[int, ...], dtype: gd.DType, rng: np.random.Generator) -> Array:
-    """What padding may hold: NaN as floats, large numbers of either sign as integers."""
-    if dtype.is_float:
-        return np.full(shape, np.nan, dtype.numpy)
-    low, high = (0, 1) if dtype.kind == "bool" else (np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max)
-    return rng.integers(low, high, shape, endpoint=True, dtype=np.int64).astype(dtype.numpy)
-
-
-def grown_op(op: Op, before: list[TensorType], after: list[TensorType], rng: np.random.Generator) -> Op:
-    """The op with the extents that it spells out made longer, so that it may still fit."""
-    match op:
-        case Reshape():
-            if not op.shape:
-                return op
-            axis = int(rng.integers(len(op.shape)))
-            extent = after[0].size * op.shape[axis] // before[0].size
-            return Reshape(shape=(*op.shape[:axis], extent, *op.shape[axis + 1 :]))
-        case Expand():
-            tail = after[0].shape
-            shape = [m if m > 1 else n for n, m in zip(op.shape[len(op.shape) - len(tail) :], tail, strict=True)]
-            return Expand(shape=(*op.shape[: len(op.shape) - len(tail)], *shape))
-        case Split():
-            more = after[0].shape[op.axis] - before[0].shape[op.axis]
-            place = int(rng.integers(len(op.sizes)))
-            sizes = tuple(n + (more if i == place else 0) for i, n in enumerate(op.sizes))
-            return dataclasses.replace(op, sizes=sizes)
-        case Slice():
-            more = [m - n for n, m in zip(before[0].shape, after[0].shape, strict=True)]
-            moved = rng.integers(2)  # as a slice from the end would
-            starts = tuple(s + (d if moved else 0) for s, d in zip(op.starts, more, strict=True))
-            return dataclasses.replace(
-                op, starts=starts, stops=tuple(s + d for s, d in zip(op.stops, more, strict=True))
-            )
-        case Iota():
-            return dataclasses.replace(op, size=op.size + int(rng.integers(3)))
-    return op
-
-
-def grown_graph(graph: Graph, rng: np.random.Generator) -> Graph | None:
-    """The graph on longer inputs; None where those do not fit together."""
-    writer = GraphWriter(graph.name)
-    new: dict[Value, Value] = {}
-    for name, value in graph.inputs.items():
-        shape = tuple(n + int(rng.integers(1, 4)) * int(rng.integers(3) == 0) for n in value.type.shape)
-        new[value] = writer.input(name, TensorType(shape, value.type.dtype))
-    for name, value in graph.constants.items():
-        new[value] = writer.constant(graph.payloads[name], name)
-    try:
-        for node in graph.nodes:
-            operands = [v if v.literal is not None else new[v] for v in node.operands]
-            op = grown_op(node.op, list(node.operand_types), [v.type for v in operands], rng)
-            new.update(zip(node.results, writer.emit(op, operands, name=node.name), strict=True))
-        return writer.finish({n: new[v] for n, v in graph.outputs.items()})
-    except GraphError:
-        return None
-
-
-def corner(array: Array, shape: tuple[int, ...]) -> Array:
-    return array[tuple(map(slice, shape))]
-
-
-PADDED = [s for s in SAMPLES if not s.name.startswith(("cache_append", "convert"))]
-"""Samples without a state and without what only a pass makes."""
 
 
 @pytest.mark.parametrize("sample", PADDED, ids=str)
@@ -147,6 +78,21 @@ HARMLESS = {
         (1, 3, 5, 5),
         (4, 3, 5, 5),
     ),
+    "windows that end with the image": (
+        lambda g, x: g.conv(x, g.constant(np.ones((2, 3, 2, 2), np.float32)), stride=2),
+        (1, 3, 6, 4),
+        (1, 3, 9, 8),
+    ),
+    "windows of a pooling that end before the image": (
+        lambda g, x: g.avg_pool(g.max_pool(x, kernel=2), kernel=1, count_include_pad=False),
+        (1, 3, 5, 4),
+        (1, 3, 6, 8),
+    ),
+    "windows of a transposed convolution side by side": (
+        lambda g, x: g.conv_transpose(x, g.constant(np.ones((3, 2, 2, 2), np.float32)), stride=2),
+        (1, 3, 5, 5),
+        (1, 3, 8, 6),
+    ),
     "positions": (lambda g, x: g.add(g.cast(g.iota(x.type.shape[1]), gd.float32), x), (3, 5), (3, 8)),
     "the first rows of a table": (
         lambda g, x: g.add(x, g.constant(np.arange(99, dtype=np.float32)[: x.type.shape[0]].reshape(-1, 1))),
@@ -182,7 +128,24 @@ HARMFUL = {
         (1, 3, 5, 8),
         "conv %c computes across axis 3 of its x",
     ),
-    "pooling": (lambda g, x: g.max_pool(x, kernel=2, name="p"), (1, 3, 4, 4), (1, 3, 6, 4), "max_pool %p"),
+    "border of a pooling": (
+        lambda g, x: g.max_pool(x, kernel=2, padding=1, name="p"),
+        (1, 3, 4, 4),
+        (1, 3, 6, 4),
+        "max_pool %p computes across axis 2 of its x",
+    ),
+    "the last window of a pooling": (
+        lambda g, x: g.avg_pool(x, kernel=2, ceil_mode=True, name="p"),
+        (1, 3, 4, 5),
+        (1, 3, 4, 6),
+        "avg_pool %p computes across axis 3 of its x",
+    ),
+    "overlapping windows of a transposed convolution": (
+        lambda g, x: g.conv_transpose(x, g.constant(np.ones((3, 2, 3, 3), np.float32)), stride=2, name="c"),
+        (1, 3, 5, 5),
+        (1, 3, 5, 8),
+        "conv_transpose %c computes across axis 3 of its x",
+    ),
     "sequence joined to the batch": (
         tokens,
         (3, 5, 4),
@@ -353,7 +316,7 @@ def test_attention_up_to_the_filled_in_length_may_be_padded() -> None:
 def test_bottom_right_needs_to_know_where_the_queries_end() -> None:
     reason = with_length(attending("bottom_right", "kv_lengths"), 5, 8, 5)
     assert reason is not None
-    assert "q_lengths" in reason
+    assert "attention %a counts from the end of axis 2 of its q" in reason
 
 
 def test_lengths_of_the_callers_own_are_no_proof() -> None:

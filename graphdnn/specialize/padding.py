@@ -1,0 +1,124 @@
+"""Which padded graph serves calls of exact shapes: traced, masked, and proved, before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import repeat
+
+from graphdnn.answer import Decline
+from graphdnn.errors import CompileError, ExecutionError, GraphError
+from graphdnn.ir.graph import Graph
+from graphdnn.ir.types import TensorType
+from graphdnn.specialize.buckets import Buckets, Rule, lengthened, shortened, spread
+from graphdnn.specialize.masking import Masking, names_of
+from graphdnn.specialize.parameters import Function
+from graphdnn.specialize.proof import Mask, masks_needed, prove
+from graphdnn.specialize.routes import Build, Lengths, length_types, limits_of
+from graphdnn.specialize.signature import Form, Signature, spelled, type_of
+
+Exact = tuple[Signature, Graph]
+"""Exact shapes and the function's graph of them."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A function of inputs `names`, with the rules that round extents up and the lengths that are filled in."""
+
+    function: Function
+    names: tuple[str, ...]
+    buckets: Buckets
+    lengths: Lengths
+
+    def longer(self, signature: Signature) -> Signature:
+        """The padded shapes that serve a signature."""
+        return tuple(
+            form if form is None else lengthened(name, form, self.buckets.get(name, {}))
+            for name, form in zip(self.names, signature, strict=True)
+        )
+
+    def trace(self, signature: Signature) -> Graph:
+        """The function's graph for a signature, with parameters for the lengths.  Raises ExecutionError."""
+        for name, form in zip(self.names, signature, strict=True):
+            if form is not None and 0 in form[1]:
+                raise ExecutionError(f"input {name} has shape {tuple(form[1])}; every extent must be at least 1")
+        types = {n: type_of(f) for n, f in zip(self.names, signature, strict=True) if f is not None}
+        types.update(length_types(self.lengths, types))
+        ordered: dict[str, TensorType] = {n: types[n] for n in self.function.parameters if n in types}
+        return self.function.trace(ordered)
+
+    def traced(self, signature: Signature, exact: Graph, longer: Signature) -> Graph:
+        """The function's graph of the padded shapes, `exact` being that of the shapes of a call."""
+        if signature == longer:
+            return exact
+        try:
+            return self.trace(longer)
+        except GraphError as error:
+            raise CompileError(
+                f"{self.function.name} takes {spelled(self.names, signature)}, but not padded to "
+                f"{spelled(self.names, longer)}: {error}"
+            ) from None
+
+    def masking(self, known: Masking, traced: Graph, signature: Signature, exact: Graph, longer: Signature) -> Masking:
+        """What to mask of the padded graph, for these exact shapes besides those that `known` serves.
+
+        Other exact shapes are looked at as well, so that one build is likely to serve all that come.  Raises
+        CompileError where padding would change a result all the same: to these shapes or, where they need no padding,
+        to the next shorter ones, which a later call would be refused for.
+        """
+        masks = list(self._masks(traced, signature, exact, longer))
+        graphs = [exact]
+        shorter = self._taken(longer, shortened)
+        for other in (shorter, self._shortest(longer)):
+            try:
+                if other is not None:
+                    masks += self._masks(traced, *other, longer)
+                    graphs.append(other[1])
+            except CompileError:
+                if other is shorter and signature == longer:
+                    raise
+        taken = set().union(*map(names_of, (traced, *graphs)))
+        return reduce(lambda made, graph: made.extended(masks, graph, taken), graphs, known)
+
+    def suits(self, build: Build, signature: Signature, exact: Graph, longer: Signature) -> bool:
+        """Whether a build has the masks that these exact shapes need.  Raises CompileError where masks would not do."""
+        return build.masking.fits(self._masks(build.traced, signature, exact, longer), exact)
+
+    def prove(self, build: Build, signature: Signature, exact: Graph, longer: Signature) -> None:
+        """Raises CompileError where a build with all its masks does not give the results of the exact graph."""
+        limits = limits_of(exact, self.lengths) | build.masking.extents(exact)
+        answer = prove(build.masking.applied(exact), build.graph, limits)
+        if answer is not None:
+            raise self._refusal(signature, longer, answer)
+
+    def _masks(self, traced: Graph, signature: Signature, exact: Graph, longer: Signature) -> tuple[Mask, ...]:
+        masks = masks_needed(exact, traced, limits_of(exact, self.lengths))
+        if isinstance(masks, Decline):
+            raise self._refusal(signature, longer, masks)
+        return masks
+
+    def _shortest(self, longer: Signature) -> Exact | None:
+        """Shapes that are padded to these, the first of the padded axes being as short as may be and each other by
+        another share longer, so that extents which are equal by chance are told apart.  Where the function does not
+        take these, all as short as may be."""
+        count = sum(map(len, self.buckets.values()))
+        apart = self._taken(longer, partial(spread, shares=(i / count for i in range(count))))
+        return apart or self._taken(longer, partial(spread, shares=repeat(0.0)))
+
+    def _taken(self, longer: Signature, change: Callable[[str, Form, Mapping[int, Rule]], Form]) -> Exact | None:
+        """Shapes made of padded ones, with their graph; None where the function does not take them."""
+        signature = tuple(
+            form if form is None else change(name, form, self.buckets.get(name, {}))
+            for name, form in zip(self.names, longer, strict=True)
+        )
+        try:
+            return signature, self.trace(signature)
+        except Exception:  # no call will have these shapes
+            return None
+
+    def _refusal(self, signature: Signature, longer: Signature, answer: Decline) -> CompileError:
+        return CompileError(
+            f"{self.function.name} cannot be padded from {spelled(self.names, signature)} to "
+            f"{spelled(self.names, longer)}: {answer.reason}"
+        )
