@@ -36,7 +36,7 @@ class CompileOptions(BaseModel):
 
     precision: "ieee" computes float32 as float32; "tf32" lets matrix products round float32 operands to TF32;
         "reduced" also lets them accumulate in less.
-    deterministic: only plans that give the same bits on every run.
+    deterministic: only plans that give the same bits on every run, and nothing is chosen by timing.
     workspace_limit: most bytes of scratch that any one plan may use; None is no limit.
     memory_limit: most bytes of intermediates and scratch together; None is no limit.
     selection: "heuristic" chooses by estimates and the libraries' own order, without timing; "autotune" times the plans

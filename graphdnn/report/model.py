@@ -16,6 +16,16 @@ Several = Annotated[tuple[Item, ...], Field(strict=False)]
 """A tuple; a list will do, which is what JSON has, and what is in it is strict."""
 
 Verdict = Literal["chosen", "slower", "declined", "conflict", "excluded", "failed", "wrong"]
+"""What became of an engine's answer, or of one plan of it:
+
+- chosen: it runs in the executable (of an answer that was not chosen, the plan that would have);
+- slower: the engine takes it, and something else is cheaper, or it was not tried;
+- declined: the engine does not take it; `reason` says why, and `fix` what would change that;
+- conflict: it would be cheaper, and with the other regions of that cover it would wait for its own result;
+- excluded: an option of the compilation forbids it;
+- failed: it could not be built or run;
+- wrong: it ran and gave wrong numbers.
+"""
 
 
 class Record(BaseModel):
@@ -25,7 +35,10 @@ class Record(BaseModel):
 
 
 class FixReport(Record):
-    """The nearest change of the graph that would be accepted."""
+    """The nearest change that would be accepted: `attribute` of `target` from `before` to `after`.
+
+    `target` is a value or node of the graph, "options" or "environment"; `sentence` says the change in words.
+    """
 
     target: str
     attribute: str
@@ -35,7 +48,12 @@ class FixReport(Record):
 
 
 class PlanReport(Record):
-    """One concrete plan of a candidate; times in microseconds."""
+    """One concrete plan of an engine for a set of nodes: a kernel or a few, with all their settings.
+
+    `name` is what `disabled_plans` takes, behind the engine and a colon.  `workspace_bytes` is its scratch memory.
+    `deterministic` says that every run gives the same bits.  `precision` is what the arithmetic is really done in.
+    `estimated_us` and `measured_us` are microseconds of one run, absent where nobody estimated or timed it.
+    """
 
     name: str
     workspace_bytes: int
@@ -49,7 +67,13 @@ class PlanReport(Record):
 
 
 class CandidateReport(Record):
-    """One engine's answer for one set of nodes."""
+    """One engine's answer for one set of nodes.
+
+    `pattern` are the labels of the nodes' ops joined with "+", after all passes; `nodes` are the user's nodes whose
+    work they do, none for a conversion of a layout.  `code` is a value of gd.Code where the answer is no.
+    `estimated_us` and `measured_us` are microseconds of the best plan; `plans` are those that were tried, none without
+    a device.
+    """
 
     id: str
     engine: str
@@ -69,8 +93,12 @@ class CandidateReport(Record):
 class RegionReport(Record):
     """One region of the chosen cover: what runs it, what it costs, and what else could have.
 
-    `last_resort` says that a kernel that is correct but not tuned runs it; of float32 without TF32 not where another
-    engine takes what it is built around, be it alone, for a higher price.
+    `name` is that of the user's node that it is built around, numbered where that is taken.  `nodes`, `pattern` and the
+    fields of its plan are as in CandidateReport and PlanReport; `plan` is "" for a device that is only described.
+    `kernels` is the number of launches.  `read_bytes` and `written_bytes` count each input and output once.
+    `last_resort` says that it runs on a kernel that is correct but not tuned, for want of another: it is not set in
+    IEEE float32 where another engine takes the op that it is built around, and costs more.  `ruled_out` is as in
+    CandidateReport; `alternatives` are all answers for sets of nodes that share one with it, the chosen ones left out.
     """
 
     name: str
@@ -93,7 +121,7 @@ class RegionReport(Record):
 
 
 class PromotionReport(Record):
-    """An operand of another float type than its op computes in."""
+    """An operand whose float type `before` is narrower than `after`, the type that its node computes in."""
 
     node: str
     operand: str
@@ -110,7 +138,7 @@ class RefusalReport(Record):
 
 
 class PassReport(Record):
-    """What one pass changed."""
+    """What one pass changed, in sentences, and which rewrites it refused; nodes of the graph before and after it."""
 
     name: str
     changes: Several[str]
@@ -120,7 +148,16 @@ class PassReport(Record):
 
 
 class CompileReport(Record):
-    """Every decision about one graph.  Bytes count each region's inputs and outputs once."""
+    """Every decision about one graph.
+
+    `regions` stand in the order they run; `candidates` are the engines' answers for all sets of nodes that were asked
+    about.  Sums over the regions: `kernel_count` (launches, conversions of layouts included), `read_bytes` and
+    `written_bytes`, `last_resort_count`.  `unfused_kernel_count` and `unfused_bytes` are what one kernel for each of
+    the user's nodes, views aside, would launch and move.  `arena_bytes` holds intermediates and scratch memory;
+    `peak_bytes` is that with inputs, outputs, constants and states.  `exact_cover` says that no cheaper cover exists by
+    the estimates (or timings) that were compared; otherwise the search was cut short.  `versions` are those of
+    libraries and device, `options` the options of `compile` by name.
+    """
 
     graph: str
     target: str
