@@ -8,12 +8,12 @@ and gets a few hundred different answers.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Support
+from graphdnn.engines.json_fields import count, counts, flag, microseconds, optional_microseconds, pairs, text, texts
 
 Answer = Support | Decline
 
@@ -48,14 +48,14 @@ def spelled_answers(answers: Mapping[Place, Answer]) -> bytes:
     is_sound: dict[str, bool] = {}
     rows: list[int] = []
     for place, answer in answers.items():
-        text = WRITER.encode(row_of(answer))
-        if text not in is_sound:
-            is_sound[text] = comes_back(text, answer)
-        if is_sound[text]:
+        written = WRITER.encode(row_of(answer))
+        if written not in is_sound:
+            is_sound[written] = comes_back(written, answer)
+        if is_sound[written]:
             rows += [table.setdefault(word, len(table)) for table, word in zip(tables, place, strict=True)]
-            rows.append(numbers.setdefault(text, len(numbers)))
-    texts = ", ".join(f'"{name}": {json.dumps(list(table))}' for name, table in zip(TABLES, tables, strict=True))
-    return f'{{"format": {FORMAT}, {texts}, "answers": [{", ".join(numbers)}], "rows": {json.dumps(rows)}}}'.encode()
+            rows.append(numbers.setdefault(written, len(numbers)))
+    words = ", ".join(f'"{name}": {json.dumps(list(table))}' for name, table in zip(TABLES, tables, strict=True))
+    return f'{{"format": {FORMAT}, {words}, "answers": [{", ".join(numbers)}], "rows": {json.dumps(rows)}}}'.encode()
 
 
 def row_of(answer: Answer) -> list[Any]:
@@ -66,9 +66,10 @@ def row_of(answer: Answer) -> list[Any]:
     return [answer.code, answer.reason, *((fix.target, fix.attribute, fix.before, fix.after) if fix else ())]
 
 
-def comes_back(text: str, answer: Answer) -> bool:
+def comes_back(written: str, answer: Answer) -> bool:
+    """Whether what was written of an answer is read as an equal one."""
     try:
-        return answer_of(json.loads(text)) == answer
+        return answer_of(json.loads(written)) == answer
     except UNREADABLE:
         return False
 
@@ -81,7 +82,7 @@ def read_answers(content: bytes) -> dict[Place, Answer] | None:
             return None
         tables = [texts(found[name]) for name in TABLES]
         answers = [answer_of(row) for row in found["answers"]]
-        return placed(numbers(found["rows"]), tables, answers)
+        return placed(counts(found["rows"]), tables, answers)
     except UNREADABLE:
         return None
 
@@ -111,51 +112,6 @@ def answer_of(row: Any) -> Answer:
     return Decline(Code(code), reason, Fix(*fix) if fix else None)
 
 
-def text(value: Any) -> str:
-    if type(value) is not str:
-        raise TypeError(value)
-    return value
-
-
-def texts(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or any(type(entry) is not str for entry in value):
-        raise TypeError(value)
-    return tuple(value)
-
-
-def flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError(value)
-    return value
-
-
-def numbers(value: Any) -> list[int]:
-    """Whole numbers, none of them negative."""
-    if type(value) is not list or any(type(entry) is not int or entry < 0 for entry in value):
-        raise TypeError(value)
-    return value
-
-
-def count(value: Any) -> int:
-    return numbers([value])[0]
-
-
-def pairs(value: Any) -> tuple[tuple[int, int], ...]:
-    if type(value) is not list or any(len(numbers(pair)) != 2 for pair in value):
-        raise TypeError(value)
-    return tuple([(first, second) for first, second in value])
-
-
-def microseconds(value: Any) -> float:
-    if type(value) is not float or not (math.isfinite(value) and value >= 0):
-        raise ValueError(value)
-    return value
-
-
-def perhaps(value: Any) -> float | None:
-    return None if value is None else microseconds(value)
-
-
 FIELDS: dict[str, Callable[[Any], Any]] = {
     "estimated_us": microseconds,
     "precision": text,
@@ -165,7 +121,7 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "last_resort": flag,
     "notes": texts,
     "in_place": pairs,
-    "untimed_us": perhaps,
+    "untimed_us": optional_microseconds,
     "ruled_out": text,
 }
 """How each field of Support is read, in the order in which it has them."""

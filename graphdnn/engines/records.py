@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Policy, Store
 from graphdnn.engines.environment import environment
+from graphdnn.engines.json_fields import count, flag, microseconds, text, texts
 from graphdnn.engines.trial import Limits, Tried
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
@@ -54,7 +54,7 @@ class TuningRecords:
             read = json.loads(content)
             tried = {name: tuple(tried_of(name, region, row) for row in read["engines"][name]) for name in engines}
             refused = {name: decline_of(row) for name, row in read["refused"].items() if name in engines}
-            return Found(tried, refused, str(read["note"]))
+            return Found(tried, refused, text(read["note"]))
         except UNREADABLE:
             return None
 
@@ -72,7 +72,7 @@ class TuningRecords:
         content = self._store.get(KIND, self._key(name, engines))
         try:
             found = json.loads(content)["variants"] if content else None
-            return None if found is None else {str(k): positive(v) for k, v in found.items()}
+            return None if found is None else {variant: positive(us) for variant, us in found.items()}
         except UNREADABLE:
             return None
 
@@ -104,27 +104,28 @@ def tried_of(engine: str, region: Region, row: Mapping[str, Any]) -> Tried:
     """The plan as it was remembered.  Raises ValueError, KeyError or TypeError for anything else."""
     if row["verdict"] not in ("slower", "excluded", "failed", "wrong"):
         raise ValueError(row["verdict"])
-    us = None if row["us"] is None else positive(row["us"])
     candidate = Candidate(
         engine,
         region,
-        str(row["name"]),
-        int(row["workspace"]),
-        str(row["precision"]),
-        bool(row["deterministic"]),
-        tuple(map(str, row["notes"])),
+        text(row["name"]),
+        count(row["workspace"]),
+        text(row["precision"]),
+        deterministic=flag(row["deterministic"]),
+        notes=texts(row["notes"]),
     )
-    return Tried(candidate, row["verdict"], str(row["reason"]), us)
+    return Tried(candidate, row["verdict"], text(row["reason"]), None if row["us"] is None else positive(row["us"]))
 
 
 def decline_of(row: Mapping[str, Any]) -> Decline:
     """The refusal as it was remembered.  Raises ValueError, KeyError or TypeError for anything else."""
     fix = row["fix"]
-    return Decline(Code(row["code"]), str(row["reason"]), None if fix is None else Fix(**fix))
+    known = None if fix is None else Fix(**{name: text(value) for name, value in fix.items()})
+    return Decline(Code(row["code"]), text(row["reason"]), known)
 
 
-def positive(number: Any) -> float:
-    us = float(number)
-    if not math.isfinite(us) or us <= 0:
-        raise ValueError(number)
+def positive(value: Any) -> float:
+    """Microseconds that something took: more than none."""
+    us = microseconds(value)
+    if not us:
+        raise ValueError(value)
     return us

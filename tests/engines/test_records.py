@@ -1,0 +1,93 @@
+"""Timings of earlier processes: an entry comes back as it was kept, and one that anybody else wrote is not believed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import graphdnn as gd
+from graphdnn.answer import Code, Decline, Fix
+from graphdnn.engines.contract import Candidate, Policy
+from graphdnn.engines.records import Found, TuningRecords
+from graphdnn.engines.trial import Limits, Tried
+from graphdnn.ir.region import Region
+from graphdnn.target import Target
+
+
+class Memory:
+    """A store in memory that keeps one entry."""
+
+    content: bytes | None = None
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        return self.content
+
+    def put(self, kind: str, key: str, content: bytes) -> None:
+        self.content = content
+
+    def drop(self, kind: str, key: str) -> None:
+        self.content = None
+
+
+def region() -> Region:
+    g = gd.GraphBuilder("g")
+    graph = g.build({"y": g.relu(g.input("x", (2, 3), gd.float32))})
+    return Region.of(graph, list(graph.nodes))
+
+
+def kept() -> tuple[TuningRecords, Memory, Region, Found]:
+    one, store = region(), Memory()
+    plans = (
+        Tried(Candidate("one", one, "a", 64, "float32", notes=("quick",)), "slower", measured_us=2.5),
+        Tried(Candidate("one", one, "b", 0, "tf32", deterministic=False), "wrong", "3 of 6 elements differ"),
+    )
+    fix = Fix("x", "dtype", "float32", "float16")
+    found = Found({"one": plans}, {"one": Decline(Code.DTYPE, "no plan", fix)}, "a remark")
+    records = TuningRecords(store, Target.cpu(), Policy(), Limits())
+    records.keep(one, found)
+    return records, store, one, found
+
+
+def test_an_entry_comes_back_as_it_was() -> None:
+    records, _, one, found = kept()
+    assert records.recall(one, ["one"]) == found
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("deterministic", "False"),
+        ("deterministic", 0),
+        ("workspace", 64.5),
+        ("workspace", "64"),
+        ("workspace", -1),
+        ("name", 7),
+        ("precision", None),
+        ("notes", "quick"),
+        ("reason", ["too slow"]),
+        ("us", "2.5"),
+        ("us", 0.0),
+        ("us", True),
+        ("verdict", "chosen"),
+    ],
+)
+def test_a_field_of_another_type_is_not_converted(field: str, value: object) -> None:
+    records, store, one, _ = kept()
+    assert store.content is not None
+    entry: dict[str, Any] = json.loads(store.content)
+    entry["engines"]["one"][0][field] = value
+    store.content = json.dumps(entry).encode()
+    assert records.recall(one, ["one"]) is None
+
+
+def test_a_refusal_or_a_remark_that_is_no_text_is_not_converted() -> None:
+    records, store, one, _ = kept()
+    assert store.content is not None
+    for change in ({"note": 5}, {"refused": {"one": {"code": "dtype", "reason": 5, "fix": None}}}):
+        entry = {**json.loads(store.content), **change}
+        changed = Memory()
+        changed.content = json.dumps(entry).encode()
+        assert TuningRecords(changed, Target.cpu(), Policy(), Limits()).recall(one, ["one"]) is None
+    assert records.recall(one, ["one"]) is not None
