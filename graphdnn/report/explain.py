@@ -164,12 +164,13 @@ def paragraph(group: Sequence[tuple[RegionReport, list[Lesson]]]) -> str:
 
 def lessons(region: RegionReport, regions: Sequence[RegionReport]) -> list[Lesson]:
     """What a user learns from a region's alternatives, the most useful first, a few at most."""
-    same = [c for c in region.alternatives if c.pattern == region.pattern and set(c.nodes) == set(region.nodes)]
+    same = [c for c in region.alternatives if is_same_work(c, region)]
     larger = sorted((c for c in region.alternatives if encloses(c, region)), key=extent)
     fixable = {(c.engine, c.fix.sentence): c for c in reversed((*same, *larger)) if c.fix and c.verdict == "declined"}
     found = [lesson(0, c, c.fix.attribute if c.fix else None) for c in fixable.values()]
     found += [lesson(1, c) for c in region.alternatives if c.verdict in TROUBLE]
     found += [lesson(2, c) for c in same if c.verdict == "declined" and not c.fix and c.code not in BESIDE_THE_POINT]
+    found += [lesson(2, c) for c in refused_parts(region)] if region.last_resort else []
     found += next_larger(region, larger, regions)
     costs = dict.fromkeys(text for text in (region.ruled_out, *(c.ruled_out for c in same)) if text)
     found += [Lesson(1, ("ruled out",), f"excluded: {text}") for text in costs]
@@ -177,6 +178,23 @@ def lessons(region: RegionReport, regions: Sequence[RegionReport]) -> list[Lesso
     found += [Lesson(4, ("close", c.engine), f"close: {c.engine} at {taken(c):.1f} us") for c in close]
     once = {one.text: one for one in sorted(found, key=lambda one: one.rank)}
     return list(once.values())[:SHOWN_LINES]
+
+
+def is_same_work(entry: CandidateReport, region: RegionReport) -> bool:
+    """Whether an answer is of another engine about what a region does.
+
+    One of the region's own engine is about a node as it was before passes made it what that engine runs now.
+    """
+    alike = entry.pattern == region.pattern and set(entry.nodes) == set(region.nodes)
+    return alike and entry.engine != region.engine
+
+
+def refused_parts(region: RegionReport) -> list[CandidateReport]:
+    """Why a plain kernel runs a region: what other engines say to its ops alone, where none of them takes one."""
+    ops = region.pattern.split("+")
+    alone = [c for c in region.alternatives if c.pattern in ops and c.engine != region.engine]
+    offered = {(c.pattern, c.nodes) for c in alone if c.code is None}
+    return [c for c in alone if (c.pattern, c.nodes) not in offered and c.code != "pattern"]
 
 
 def taken(entry: CandidateReport | RegionReport) -> float:

@@ -69,6 +69,22 @@ def test_a_refusal_of_this_very_work_is_told() -> None:
     assert line == "declined: other conv+relu: %x lies badly"
 
 
+def test_what_the_engine_refused_before_passes_made_it_what_it_runs_is_left_out() -> None:
+    assert told(candidate("cudnn", "conv+relu", "c r", code="attribute", reason="%c has a mask")) == []
+
+
+def test_a_plain_kernel_has_its_reasons() -> None:
+    """What other engines say to each op that none of them takes; what they take for a price is no reason."""
+    others = (
+        candidate("cublaslt", "conv", "c", reason="it is for products"),
+        candidate("cublaslt", "relu", "r", us=3.0),
+        candidate("other", "conv", "c", code="op", reason="%x is i8"),
+        candidate("other", "relu", "r", code="layout", reason="%c lies badly"),
+    )
+    plain = region("c", "conv+relu", "c r", *others).model_copy(update={"last_resort": True})
+    assert [one.text for one in lessons(plain, [plain])] == ["declined: other conv: %x is i8"]
+
+
 def test_parts_of_the_region_that_were_merely_slower_are_noise() -> None:
     assert told(candidate("cudnn", "conv", "c", us=9.0), candidate("nvrtc", "relu", "r", us=3.0)) == []
 
