@@ -54,21 +54,14 @@ MODE: dict[str, str] = {
 }
 """The frontend's method for a function, operands in the same order.  Its gelu is the erf form."""
 
-SWAPPED: dict[str, str] = {
-    "add": "add",
-    "mul": "mul",
-    "minimum": "min",
-    "maximum": "max",
-    "logical_and": "logical_and",
-    "logical_or": "logical_or",
-    "equal": "cmp_eq",
-    "not_equal": "cmp_neq",
-    "greater": "cmp_lt",
-    "greater_equal": "cmp_le",
-    "less": "cmp_gt",
-    "less_equal": "cmp_ge",
+MIRRORED: dict[str, str] = {
+    "greater": "less",
+    "greater_equal": "less_equal",
+    "less": "greater",
+    "less_equal": "greater_equal",
+    **{f: f for f in ("add", "mul", "minimum", "maximum", "logical_and", "logical_or", "equal", "not_equal")},
 }
-"""The method that gives the same with its two operands changed over: a broadcast operand may not stand first."""
+"""The function that gives the same with its two operands exchanged: a broadcast operand may not stand first."""
 
 Composed = Callable[[Emit, list[Handle], tuple[Any, ...]], Handle]
 
@@ -211,7 +204,7 @@ COMPOSED: dict[str, Composed] = {
     "elu_backward": _elu_backward,
     "softplus_backward": _softplus_backward,
 }
-"""Functions that have parameters, or that the frontend has not and that are made of what it has."""
+"""Functions that have parameters, and those that the frontend lacks, composed of several that it has."""
 
 OPERATIONS: dict[str, int] = {
     "hard_sigmoid": 3,
@@ -225,13 +218,15 @@ OPERATIONS: dict[str, int] = {
     "softplus_backward": 3,
     "sub": 2,
     "div": 2,
+    "add_square": 2,
 }
-"""Most cuDNN operations that one function becomes; one where it is not listed."""
+"""Most cuDNN operations that one function becomes, whatever its parameters and the order of its operands; one where it
+is not listed."""
 
 BRANCHING = frozenset({"hard_swish", "elu", *(f for f in (*MODE, *COMPOSED) if f.endswith("_backward"))})
 """Functions that read a tensor twice in some form, and gradients, on which cuDNN's norms fail."""
 
-TWO_SIDED = frozenset(SWAPPED) | frozenset(SMALL_FIRST) | {"select"}
+TWO_SIDED = frozenset(MIRRORED) | frozenset(SMALL_FIRST) | {"select"}
 """Functions whose first operand may be the smaller one, or the one from outside."""
 
 DECLINED: dict[str, str] = {"atan2": "cuDNN has no operation for the angle of a point"}
@@ -255,7 +250,7 @@ def pointwise(emit: Emit, node: Node) -> tuple[Handle, ...]:
     if len(operands) == 2 and changes_places(emit, node):
         if function in SMALL_FIRST:
             return (SMALL_FIRST[function](emit, operands, ()),)
-        method, operands = SWAPPED[function], operands[::-1]
+        method, operands = MODE[MIRRORED[function]], operands[::-1]
     elif function in COMPOSED:
         parameters = node.op.parameters if isinstance(node.op, Pointwise) else ()
         return (COMPOSED[function](emit, operands, parameters),)
