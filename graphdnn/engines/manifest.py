@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 
 from graphdnn.engines.contract import Engine
 
@@ -20,8 +20,7 @@ BY_KIND: dict[str, tuple[str, ...]] = {"cuda": ("cudnn", "cublaslt", "nvrtc"), "
 
 def load_engine(name: str) -> Engine:
     """The engine of that name, imported now."""
-    module, _, attribute = MANIFEST[name].partition(":")
-    engine: Engine = getattr(import_module(module), attribute)()
+    engine: Engine = resolve_name(MANIFEST[name])()
     return engine
 
 

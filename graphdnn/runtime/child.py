@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -260,8 +260,7 @@ def serve(entry: str) -> None:
     os.dup2(2, 1)
     sys.argv[:] = ["graphdnn"]
     sys.meta_path.insert(0, NoTorch)
-    module, _, name = entry.partition(":")
-    work = getattr(import_module(module), name)
+    work = resolve_name(entry)
     os.write(answers, MARK)
     work(Parent(requests, answers))
 

@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -203,7 +203,7 @@ def ran(region: Region, question: Message, engine: Engine, device: Device) -> Me
     """Builds the plan, and runs it where that is asked for; whatever it raises is the plan's fault, but for a lack of
     memory."""
     with device:
-        candidate = engine.named(region, question["plan"], device, policy_of(question["policy"]))
+        candidate = engine.named(region, question["plan"], device, Policy(**question["policy"]))
         plan = candidate if isinstance(candidate, Decline) else engine.build(candidate, device)
         if isinstance(plan, Decline):
             fix = plan.fix
@@ -218,13 +218,9 @@ def ran(region: Region, question: Message, engine: Engine, device: Device) -> Me
         return {"verdict": "passed"}
 
 
-def policy_of(fields: Message) -> Policy:
-    made: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return Policy(**made)
-
-
 @functools.cache
 def opened(kind: str, ordinal: int, cache_dir: str) -> Device:
+    """The device that the parent works on, caching where it does."""
     from graphdnn.runtime.device import device_for
 
     return device_for(kind, ordinal, cache_dir)
@@ -232,8 +228,8 @@ def opened(kind: str, ordinal: int, cache_dir: str) -> Device:
 
 @functools.cache
 def loaded(place: str) -> Engine:
-    module, _, attribute = place.partition(":")
-    engine: Engine = getattr(import_module(module), attribute)()
+    """The engine at a place such as "graphdnn.engines.cudnn.engine:CudnnEngine", made once in this process."""
+    engine: Engine = resolve_name(place)()
     return engine
 
 
