@@ -41,6 +41,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else PLURALS.get(noun, f'{noun}s')}"
 
 
+def byte_count(count: int) -> str:
+    """Bytes in the largest unit that keeps a digit before the point: 512 B, 1.5 MiB."""
+    value, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
 def named_arguments(options: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The same function; an argument by a name that it lacks is a TypeError that says which name is meant.
 

@@ -12,7 +12,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.commands import cli
 from graphdnn.specialize.variation import RepeatedBuildsWarning
-from graphdnn.spelling import counted
+from graphdnn.spelling import byte_count, counted
 
 ONE = re.compile(r"(?<![\w.])1 (?:more )?[a-z]+s\b(?! (?:is|of))")
 """One of several: "1 plans"."""
@@ -61,3 +61,8 @@ def texts(folder: Path) -> Iterator[str]:
 def test_one_is_never_several(tmp_path: Path) -> None:
     wrong = {found[0] for text in texts(tmp_path) for found in ONE.finditer(text)}
     assert not wrong - RIGHT
+
+
+def test_bytes_have_units() -> None:
+    found = [byte_count(n) for n in (0, 1023, 1024, 1536, 5 << 20, 3 << 40)]
+    assert found == ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 MiB", "3072.0 GiB"]

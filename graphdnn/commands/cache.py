@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.errors import GraphDnnError
-from graphdnn.spelling import counted, hint
+from graphdnn.spelling import byte_count, counted, hint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from graphdnn.runtime.cache import DiskStore, Entry
 
-UNITS = ("B", "KiB", "MiB", "GiB")
 Answer = tuple[list[str], int]
 """Lines to print, and the exit status."""
 
@@ -89,8 +88,8 @@ def listed(options: argparse.Namespace) -> Answer:
     lines = no_such_kind(options.kind, every)
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        lines.append(f"{entry.kind:{width}}  {size(entry.nbytes):>10}  {used}  {label(entry)}")
-    total = size(sum(e.nbytes for e in entries))
+        lines.append(f"{entry.kind:{width}}  {byte_count(entry.nbytes):>10}  {used}  {label(entry)}")
+    total = byte_count(sum(e.nbytes for e in entries))
     return [*lines, f"{counted(len(entries), 'entry')}, {total}, in {place(store)}"], 0
 
 
@@ -113,14 +112,6 @@ def cleared(options: argparse.Namespace) -> Answer:
     store = store_of(options)
     lines = no_such_kind(options.kind, store.entries())
     return [*lines, f"removed {counted(store.clear(options.kind), 'entry')} from {place(store)}"], 0
-
-
-def size(nbytes: int) -> str:
-    """Bytes with a unit."""
-    amount, unit = float(nbytes), 0
-    while amount >= 1024 and unit < len(UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.0f} {UNITS[unit]}" if unit == 0 else f"{amount:.1f} {UNITS[unit]}"
 
 
 def label(entry: Entry) -> str:

@@ -215,9 +215,14 @@ class TensorType:
         return self.rank >= 3 and self.layout == normalized_strides(self.shape, channels_last(self.shape))
 
     @property
+    def repeats(self) -> bool:
+        """Whether an axis longer than one has stride 0, so that its elements share memory, as those of an expand do."""
+        return 0 in (s for n, s in zip(self.shape, self.layout, strict=True) if n > 1)
+
+    @property
     def is_dense(self) -> bool:
         """Whether every element of the extent belongs to the tensor exactly once."""
-        return self.extent == self.size and 0 not in (s for n, s in zip(self.shape, self.layout, strict=True) if n > 1)
+        return self.extent == self.size and not self.repeats
 
     def with_strides(self, strides: Sequence[int] | None) -> TensorType:
         wanted = None if strides is None else tuple(strides)

@@ -61,10 +61,7 @@ def output_strides_fit(graph: Graph) -> None:
         if name not in graph.outputs:
             raise GraphError(f"strides are declared for {name}, which is no output of graph {graph.name}")
         declared = graph.outputs[name].type.with_strides(strides)
-        overlaps = declared.extent < declared.size or 0 in (
-            s for n, s in zip(declared.shape, declared.layout, strict=True) if n > 1
-        )
-        if overlaps or min(strides, default=0) < 0:
+        if declared.extent < declared.size or declared.repeats or min(strides, default=0) < 0:
             raise GraphError(
                 f"output {name} of type {declared.with_strides(None)} has strides {strides}, "
                 "which make elements share memory or run backwards"

@@ -47,6 +47,10 @@ class GraphWriter:
         """Nobody has the name any more."""
         self._names.discard(name)
 
+    def reserve(self, names: Iterable[str]) -> None:
+        """Has no name made that is one of these."""
+        self._names.update(names)
+
     def input(self, name: str, type: TensorType) -> Value:
         value = self.inputs[self.claim(checked_name("input", name), name)] = Value(name, type, owner=self.owner)
         return value
@@ -105,7 +109,7 @@ class GraphWriter:
 
     def adopt(self, node: Node) -> None:
         """Adds an existing node as it is, names and results included."""
-        self._names.update((node.name, *(v.name for v in node.results)))
+        self.reserve((node.name, *(v.name for v in node.results)))
         self.nodes.append(node)
 
     def finish(
@@ -198,9 +202,9 @@ class Rewriter:
         self.writer.constants.update(graph.constants)
         self.writer.payloads.update(graph.payloads)
         self.writer.states.update(graph.states)
-        self.writer._names.update((*graph.inputs, *graph.constants, *graph.states))
-        self.writer._names.update(n.name for n in graph.nodes)
-        self.writer._names.update(v.name for n in graph.nodes for v in n.results)
+        self.writer.reserve((*graph.inputs, *graph.constants, *graph.states))
+        self.writer.reserve(n.name for n in graph.nodes)
+        self.writer.reserve(v.name for n in graph.nodes for v in n.results)
         self._new: dict[Value, Value] = {}
 
     def __getitem__(self, old: Value) -> Value:

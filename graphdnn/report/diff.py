@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphdnn.report.explain import printable, shorten, size
+from graphdnn.report.explain import printable, shorten
 from graphdnn.report.model import CompileReport, PassReport, RegionReport
-from graphdnn.spelling import counted
+from graphdnn.spelling import byte_count, counted
 
 Spell = Callable[[int], str]
 
@@ -31,12 +31,15 @@ BYTES: dict[str, str] = {
     "arena_bytes": "arena",
     "peak_bytes": "peak",
 }
-"""Fields of a report, and of a region, that count something, and what they are called here."""
+"""Fields of a report that count something, and what they are called here."""
+
+REGION_BYTES: dict[str, str] = {"workspace_bytes": "scratch", "read_bytes": "read", "written_bytes": "written"}
+"""The same of one region's bytes."""
 
 SUMMED: tuple[tuple[str, str, Spell], ...] = (
     ("kernels", "kernels", str),
-    ("read_bytes", "read", size),
-    ("written_bytes", "written", size),
+    ("read_bytes", "read", byte_count),
+    ("written_bytes", "written", byte_count),
 )
 """Fields of a region that are added up over a group."""
 
@@ -78,7 +81,7 @@ def changed(old: object, new: object) -> str:
 
 def totals(old: CompileReport, new: CompileReport) -> list[str]:
     """Sums of the whole graph that are not what they were."""
-    lines = numbers(old, new, TOTALS, str) + numbers(old, new, BYTES, size)
+    lines = numbers(old, new, TOTALS, str) + numbers(old, new, BYTES, byte_count)
     lines += times("estimated", old.estimated_us, new.estimated_us)
     lines += times("measured", measured(old.regions), measured(new.regions))
     if old.exact_cover != new.exact_cover:
@@ -258,7 +261,7 @@ def region(old: RegionReport, new: RegionReport) -> list[str]:
     lines += numbers(old, new, {"kernels": "kernels"}, str)
     lines += times("estimated", old.estimated_us, new.estimated_us)
     lines += times("measured", old.measured_us, new.measured_us)
-    lines += numbers(old, new, {"workspace_bytes": "scratch", "read_bytes": "read", "written_bytes": "written"}, size)
+    lines += numbers(old, new, REGION_BYTES, byte_count)
     pairs = [(name, getattr(old, name), getattr(new, name)) for name in PLAIN]
     lines += [f"{name} {a} -> {b}" for name, a, b in pairs if a != b]
     return lines + [f"note {line}" for line in listed(old.notes, new.notes)]

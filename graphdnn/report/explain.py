@@ -14,7 +14,7 @@ from typing import Any
 from unicodedata import category
 
 from graphdnn.report.model import CandidateReport, CompileReport, Record, RegionReport
-from graphdnn.spelling import counted
+from graphdnn.spelling import byte_count, counted
 
 WIDTH = 250
 HEADINGS = ("region", "pattern", "engine and plan", "kernels", "estimate us", "measured us", "read", "written")
@@ -86,9 +86,9 @@ def summary(report: CompileReport) -> str:
     moved = report.read_bytes + report.written_bytes
     lines = [
         f"graph {report.graph} for {report.target}: {counted(report.kernel_count, 'kernel')} "
-        f"(unfused {report.unfused_kernel_count}), {size(moved)} moved (unfused {size(report.unfused_bytes)}), "
-        f"estimated {report.estimated_us:.1f} us",
-        f"memory: arena {size(report.arena_bytes)}, peak {size(report.peak_bytes)}",
+        f"(unfused {report.unfused_kernel_count}), {byte_count(moved)} moved "
+        f"(unfused {byte_count(report.unfused_bytes)}), estimated {report.estimated_us:.1f} us",
+        f"memory: arena {byte_count(report.arena_bytes)}, peak {byte_count(report.peak_bytes)}",
     ]
     if report.last_resort_count:
         verb = "runs" if report.last_resort_count == 1 else "run"
@@ -122,7 +122,7 @@ def table(report: CompileReport) -> str:
         engine = f"{r.engine} (last resort)" if r.last_resort else f"{r.engine} {r.plan}"
         measured = "" if r.measured_us is None else f"{r.measured_us:.1f}"
         texts = (r.name, shorten(r.pattern, 40), engine, str(r.kernels), f"{r.estimated_us:.1f}", measured)
-        cells = dict(zip(HEADINGS, (*texts, size(r.read_bytes), size(r.written_bytes)), strict=True))
+        cells = dict(zip(HEADINGS, (*texts, byte_count(r.read_bytes), byte_count(r.written_bytes)), strict=True))
         grid.add_row(*(Text(cells[h]) for h in shown))  # as they are: a user's name may look like markup
     out = StringIO()
     Console(file=out, width=WIDTH, color_system=None, emoji=False).print(grid)
@@ -257,13 +257,3 @@ def passes(report: CompileReport) -> list[str]:
 def shorten(pattern: str, limit: int = 60) -> str:
     """A pattern with its middle left out where it is long."""
     return pattern if len(pattern) <= limit else f"{pattern[: limit - 22]}...{pattern[-19:]}"
-
-
-def size(count: int) -> str:
-    """Bytes in the largest unit that keeps a digit before the point."""
-    value, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

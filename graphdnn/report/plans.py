@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.report.explain import printable, shorten, size
+from graphdnn.report.explain import printable, shorten
 from graphdnn.report.model import CandidateReport, CompileReport, PlanReport, RegionReport
-from graphdnn.spelling import counted
+from graphdnn.spelling import byte_count, counted
 
 HEADINGS = ("engine", "plan", "verdict", "scratch", "estimate us", "time us", "same bits", "precision", "notes")
 NUMERIC = ("scratch", "estimate us", "time us")
@@ -45,7 +45,7 @@ def heading(region: RegionReport) -> str:
     return (
         f"region {region.name}: {region.pattern}\n"
         f"  does the work of {', '.join(region.nodes) or 'no node; it changes a layout'}\n"
-        f"  runs on {runs}: {counted(region.kernels, 'kernel')}, scratch {size(region.workspace_bytes)}, "
+        f"  runs on {runs}: {counted(region.kernels, 'kernel')}, scratch {byte_count(region.workspace_bytes)}, "
         f"estimated {region.estimated_us:.2f} us, {time}"
     )
 
@@ -72,7 +72,7 @@ def row_of(entry: CandidateReport, plan: PlanReport) -> tuple[str, ...]:
         entry.engine,
         plan.name,
         verdict,
-        size(plan.workspace_bytes),
+        byte_count(plan.workspace_bytes),
         us(estimate),
         us(plan.measured_us),
         "yes" if plan.deterministic else "no",

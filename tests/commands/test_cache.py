@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from graphdnn.commands import cli
-from graphdnn.commands.cache import size
 from graphdnn.engines.saved import spelled
 from graphdnn.runtime.cache import DIRECTORY_VARIABLE, DiskStore
 
@@ -89,17 +88,6 @@ def test_the_default_directory_may_be_absent(
     assert said(capsys, "verify") == [f"0 of 0 entries are sound, in {absent}"]
     assert said(capsys, "clear") == [f"removed 0 entries from {absent}"]
     assert not (tmp_path / "absent").exists()
-
-
-def test_sizes_have_units() -> None:
-    assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 20, 3 << 40)] == [
-        "0 B",
-        "1023 B",
-        "1.0 KiB",
-        "1.5 KiB",
-        "5.0 MiB",
-        "3072.0 GiB",
-    ]
 
 
 PARTS = ("list", "verify", "clear")

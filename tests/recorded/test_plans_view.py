@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from graphdnn.commands import cli
-from graphdnn.report.explain import size
 from graphdnn.report.model import CompileReport, PlanReport
 from graphdnn.report.plans import ORDER
+from graphdnn.spelling import byte_count
 from tests.recorded.lists import FILE, Plan, Recording, read
 from tests.recorded.replay import Machine, reported
 
@@ -46,7 +46,7 @@ def expected(plan: Plan, told: PlanReport, estimated_us: float) -> list[str]:
     time = "" if told.measured_us is None else f"{told.measured_us:.2f}"
     steady = "yes" if plan.deterministic else "no"
     notes = "; ".join(plan.notes)
-    cells = [plan.engine, plan.name, told.verdict, size(plan.workspace), f"{estimated_us:.2f}", time, steady]
+    cells = [plan.engine, plan.name, told.verdict, byte_count(plan.workspace), f"{estimated_us:.2f}", time, steady]
     return [cell for cell in (*cells, plan.precision, notes) if cell]
 
 
@@ -77,7 +77,7 @@ def test_by_heuristics_the_chosen_engines_plans_are_shown_untimed(
     text = shown(report, tmp_path, capsys)
     heading, table = text.split("\n\n")[:2]
     (region,) = report.regions
-    assert f"runs on {region.engine} {region.plan}: 1 kernel, scratch {size(region.workspace_bytes)}, " in heading
+    assert f"runs on {region.engine} {region.plan}: 1 kernel, scratch {byte_count(region.workspace_bytes)}, " in heading
     assert heading.endswith(f"estimated {region.estimated_us:.2f} us, not timed")
     assert "time us" not in table
     shown_names = {name for engine, name in rows(text) if engine == region.engine}
@@ -98,5 +98,5 @@ def test_what_a_limit_excludes_is_shown_with_bytes(tmp_path: Path, capsys: pytes
     text = shown(Machine(recording).compiled(workspace_limit=0).report, tmp_path, capsys)
     first = recording.candidates[0]
     assert first.workspace > 0
-    assert rows(text)[first.engine, first.name][2:4] == ["excluded", size(first.workspace)]
+    assert rows(text)[first.engine, first.name][2:4] == ["excluded", byte_count(first.workspace)]
     assert f"needs {first.workspace} bytes of scratch; workspace_limit is 0" in text

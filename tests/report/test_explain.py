@@ -3,7 +3,7 @@
 import pytest
 
 import graphdnn as gd
-from graphdnn.report.explain import SHOWN_CHANGES, SHOWN_LINES, encloses, explain, lessons, shorten, size
+from graphdnn.report.explain import SHOWN_CHANGES, SHOWN_LINES, encloses, explain, lessons, shorten
 from graphdnn.report.model import CandidateReport, CompileReport, FixReport, PassReport, RegionReport, Verdict
 
 
@@ -170,10 +170,7 @@ def test_the_summary_counts_and_uses_units() -> None:
     )
 
 
-def test_sizes_and_patterns() -> None:
-    assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 20, 3 << 40)] == [
-        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 MiB", "3072.0 GiB",
-    ]  # fmt: skip
+def test_long_patterns_are_shortened() -> None:
     assert shorten("conv+relu") == "conv+relu"
     assert len(shorten("x" * 61)) == 60
 

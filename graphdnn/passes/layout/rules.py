@@ -38,7 +38,7 @@ Rule = Callable[[Op, Sequence[TensorType], Sequence[TensorType]], Layouts]
 
 def axis_order(type: TensorType) -> tuple[int, ...] | None:
     """Axes from the outermost in memory to the innermost; None where elements share memory."""
-    if any(s == 0 and n > 1 for n, s in zip(type.shape, type.layout, strict=True)):
+    if type.repeats:
         return None
     return tuple(sorted(range(type.rank), key=lambda a: (-type.layout[a], type.shape[a] != 1, a)))
 
