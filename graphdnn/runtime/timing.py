@@ -49,6 +49,10 @@ BEATEN = 1.3
 UNCAPTURED_US = 150.0
 """What host work may add to the time of a plan that is launched by itself."""
 
+DRAWN = 1_000_003
+"""Random numbers drawn for one tensor of a whole schedule; a larger one repeats them.  A prime, so that no two rows are
+equal."""
+
 POISON = 0xFF
 """Every float of such bytes is NaN."""
 
@@ -265,7 +269,7 @@ class ScheduleRun:
         with self._device as device:
             device.fill(memory.handle, 0, max(type.span_bytes, 1), device.stream)
         if type.dtype.is_float:
-            drawn = np.random.default_rng(0).standard_normal(min(type.extent, 1_000_003), np.float32)
+            drawn = np.random.default_rng(0).standard_normal(min(type.extent, DRAWN), np.float32)
             array = np.resize(drawn.astype(type.dtype.numpy), type.extent)
             self._device.write(memory.handle, array.ctypes.data, array.nbytes)
         return memory
@@ -299,19 +303,32 @@ class ScheduleRun:
 def sampled(
     device: CudaDevice, launch: Callable[[int], None], runs: int, best_us: float, clear: Callable[[], None]
 ) -> Timing:
-    """Median microseconds of one of the `runs` of a launch, over as many launches as it takes to know."""
+    """Median microseconds of one of the `runs` of a launch; `clear` is called before each, outside the time."""
     for _ in range(WARM_UP):
         launch(device.stream)
     start, end = device.event(timing=True), device.event(timing=True)
-    times: list[float] = []
-    while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and sum(times) * runs < ENOUGH_US):
+
+    def sample() -> float:
         clear()
         device.record(start, device.stream)
         launch(device.stream)
         device.record(end, device.stream)
         device.wait_on_host(end)
-        times.append(device.elapsed_us(start, end) / runs)
-        if len(times) == 2 and min(times) > BEATEN * best_us:
+        return device.elapsed_us(start, end) / runs
+
+    return median_of(sample, runs, BEATEN * best_us)
+
+
+def median_of(sample: Callable[[], float], runs: int, hopeless_us: float) -> Timing:
+    """Median of LEAST_SAMPLES to MOST_SAMPLES samples, fewer than the most where they last ENOUGH_US together.
+
+    A sample takes `runs` runs and gives the microseconds of one.  Where the first two are above `hopeless_us` no more
+    are taken.
+    """
+    times: list[float] = []
+    while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and sum(times) * runs < ENOUGH_US):
+        times.append(sample())
+        if len(times) == 2 and min(times) > hopeless_us:
             return Timing(min(times), is_dropped=True)
     return Timing(median(times))
 
@@ -355,15 +372,14 @@ class HostBench:
 
 def clocked(clock: Callable[[], float], run: Callable[[], object], best_us: float) -> Timing:
     """Median microseconds of a call."""
-    run()
-    times: list[float] = []
-    while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and sum(times) < ENOUGH_US):
+
+    def sample() -> float:
         start = clock()
         run()
-        times.append(1e6 * (clock() - start))
-        if len(times) == 2 and min(times) > HOPELESS * best_us:
-            return Timing(min(times), is_dropped=True)
-    return Timing(median(times))
+        return 1e6 * (clock() - start)
+
+    run()
+    return median_of(sample, 1, HOPELESS * best_us)
 
 
 def timer_for(device: Device, memory: int | None = None) -> CudaTimer | HostTimer:
