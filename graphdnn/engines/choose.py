@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.answers import is_of_the_moment
-from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support
+from graphdnn.engines.contract import Candidate, Device, Engine, Plan, Policy, Prober, Support
 from graphdnn.engines.race import TRUST
 from graphdnn.engines.thread_pool import ThreadPool
-from graphdnn.engines.trial import Built, Limits, Plan, TrialMemory, Tried, built, ran, refusal_of, within_limits
+from graphdnn.engines.trial import Built, Limits, TrialMemory, Tried, built, ran, refusal_of, within_limits
 from graphdnn.engines.tune import Job, Outcome, Tuner, floor_us
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region

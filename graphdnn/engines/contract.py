@@ -98,6 +98,11 @@ class HostPlan(Protocol):
         """The region's outputs, in the region's order, from its inputs."""
 
 
+Plan = DevicePlan | HostPlan
+"""A built plan.  One that works right where an input and an output are the same memory says so in an attribute
+`in_place`, pairs of their indices as in Support; without that attribute there are none."""
+
+
 class Store(Protocol):
     """A cache of bytes by key, on disk; entries may vanish at any time."""
 
@@ -166,13 +171,13 @@ class Timing:
 class Bench(Protocol):
     """One region's data on a machine: several sets of inputs and outputs, in turn, so that no cache holds them all."""
 
-    def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
+    def results(self, plan: Plan) -> Sequence[Array]:
         """The outputs of one run, into memory that was NaN before and may be used again by the next call.
 
         Raises ExecutionError where it fails, and TuningMemoryError as `measure` does.
         """
 
-    def measure(self, plan: DevicePlan | HostPlan, best_us: float) -> Timing:
+    def measure(self, plan: Plan, best_us: float) -> Timing:
         """What one run takes; given up early where that is far above `best_us`.  Raises ExecutionError, below it
         TuningMemoryError where the plan needs more memory than may be used."""
 
@@ -206,15 +211,15 @@ class Engine(Protocol):
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
         """The concrete plans, best first by the engine's own heuristics."""
 
-    def build(self, candidate: Candidate, device: Device) -> DevicePlan | HostPlan | Decline:
+    def build(self, candidate: Candidate, device: Device) -> Plan | Decline:
         """The plan made ready to run, or why it could not be."""
 
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
         """The concrete plan of this name, without asking heuristics: what a lock file or a remembered choice names."""
 
-    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+    def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """What `restore` needs to make this plan again on an equal device: no choice, no compilation."""
 
-    def restore(self, candidate: Candidate, content: bytes, device: Device) -> DevicePlan | HostPlan | Decline:
+    def restore(self, candidate: Candidate, content: bytes, device: Device) -> Plan | Decline:
         """The plan made again from what `save` gave; `candidate.recipe` may be None.  Content is checked before
         anything of it is executed."""

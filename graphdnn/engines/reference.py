@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cost import roofline_us
 from graphdnn.engines.saved import identity, pack, unnamed, unpack
 from graphdnn.ir.evaluate import apply, operand
@@ -35,7 +35,7 @@ class ReferenceEngine:
         (only,) = self.candidates(region, device, policy)
         return only if name == only.name else unnamed(self.name, name, region)
 
-    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+    def save(self, candidate: Candidate, plan: Plan) -> bytes:
         return pack(identity(candidate, {}))
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> ReferencePlan | Decline:

@@ -9,10 +9,8 @@ from itertools import accumulate
 from typing import Any, Self
 
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, Engine, HostPlan, Policy, Prober, Support, aligned
+from graphdnn.engines.contract import Candidate, Device, Engine, HostPlan, Plan, Policy, Prober, Support, aligned
 from graphdnn.errors import ContextLostError, ExecutionError, MomentaryError
-
-Plan = DevicePlan | HostPlan
 
 RUN_ERRORS = (ExecutionError, RuntimeError, MemoryError)
 """What a plan that cannot run raises; the second is what bindings of libraries raise."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from graphdnn.engines.contract import DevicePlan, HostPlan
+from graphdnn.engines.contract import Plan
 from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.region import Region
@@ -32,7 +32,7 @@ class Step:
     """
 
     region: Region
-    plan: DevicePlan | HostPlan | None
+    plan: Plan | None
     workspace_bytes: int = 0
     offered: tuple[tuple[int, int], ...] = ()
     name: str = ""

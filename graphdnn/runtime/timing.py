@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Bench, Device, DevicePlan, HostPlan, Timing, aligned
+from graphdnn.engines.contract import Bench, Device, DevicePlan, HostPlan, Plan, Timing, aligned
 from graphdnn.errors import ContextLostError, ExecutionError, TuningMemoryError
 from graphdnn.ir.region import ALIGNMENT, Region
 from graphdnn.ir.types import Array, TensorType
@@ -167,7 +167,7 @@ class CudaBench:
                 device.copy(row[number], address, type.span_bytes, device.stream)
         device.synchronize()
 
-    def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
+    def results(self, plan: Plan) -> Sequence[Array]:
         """The outputs of one run on the first set, in memory that the next call writes over."""
         device, addresses = self._device, self._sets[0]
         ends = addresses[len(addresses) - len(self._outputs) :]
@@ -182,7 +182,7 @@ class CudaBench:
             device.synchronize()
         return arrays
 
-    def measure(self, plan: DevicePlan | HostPlan, best_us: float) -> Timing:
+    def measure(self, plan: Plan, best_us: float) -> Timing:
         """Median of event-timed launches of a graph that runs the plan on every set in turn."""
         device, sets = self._device, self._sets
         with device:
@@ -217,7 +217,7 @@ class CudaBench:
         if self._flush is not None:
             self._device.fill(self._flush.handle, 0, self._flush.nbytes, self._device.stream)
 
-    def _scratch(self, plan: DevicePlan | HostPlan) -> int:
+    def _scratch(self, plan: Plan) -> int:
         """Address of the plan's scratch memory.  Raises TuningMemoryError where the limit leaves less, and
         OutOfMemoryError where the device has less."""
         needed = device_plan(plan).workspace_bytes
@@ -359,10 +359,10 @@ class HostBench:
         self._inputs = inputs
         self._clock = clock
 
-    def results(self, plan: DevicePlan | HostPlan) -> Sequence[Array]:
+    def results(self, plan: Plan) -> Sequence[Array]:
         return host_plan(plan).run(self._inputs)
 
-    def measure(self, plan: DevicePlan | HostPlan, best_us: float) -> Timing:
+    def measure(self, plan: Plan, best_us: float) -> Timing:
         run = host_plan(plan).run
         return clocked(self._clock, lambda: run(self._inputs), best_us)
 
@@ -387,13 +387,13 @@ def timer_for(device: Device, memory: int | None = None) -> CudaTimer | HostTime
     return CudaTimer(device, memory) if isinstance(device, CudaDevice) else HostTimer()
 
 
-def device_plan(plan: DevicePlan | HostPlan) -> DevicePlan:
+def device_plan(plan: Plan) -> DevicePlan:
     if isinstance(plan, HostPlan):
         raise ExecutionError("a plan in host memory does not run on a device")
     return plan
 
 
-def host_plan(plan: DevicePlan | HostPlan) -> HostPlan:
+def host_plan(plan: Plan) -> HostPlan:
     if not isinstance(plan, HostPlan):
         raise ExecutionError("a plan for a device does not run in host memory")
     return plan

@@ -17,7 +17,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile, converter, resolve
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Chosen, Selector
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan
+from graphdnn.engines.contract import Candidate, Device, Plan
 from graphdnn.engines.manifest import engines_for
 from graphdnn.engines.trial import Limits, TrialMemory, as_built, enabling, trial
 from graphdnn.errors import CompileError, SavedFileError
@@ -244,7 +244,7 @@ def restored_plans(
     ]
     contents = [file.section(f"plan.{number}") for number in range(len(candidates))]
 
-    def again(candidate: Candidate, content: bytes) -> DevicePlan | HostPlan | Decline:
+    def again(candidate: Candidate, content: bytes) -> Plan | Decline:
         engine = engines.get(candidate.engine)
         if engine is None:
             return Decline(Code.SETUP, f"there is no engine {candidate.engine!r} here")
@@ -266,7 +266,7 @@ def restored_plans(
 
 
 def tried(
-    candidate: Candidate, plan: DevicePlan | HostPlan | Decline, kernels: int, selector: Selector, memory: TrialMemory
+    candidate: Candidate, plan: Plan | Decline, kernels: int, selector: Selector, memory: TrialMemory
 ) -> Chosen | Decline:
     """A restored plan that ran once, so that nothing of it is loaded later inside a capture."""
     if isinstance(plan, Decline):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.answers import remembered
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cublaslt.estimate import estimate
 from graphdnn.engines.cublaslt.kept import read_algorithms, spell_algorithms
 from graphdnn.engines.cublaslt.library import REDUCTIONS, Algorithm, Library, Request, open_library, refusal
@@ -144,7 +144,7 @@ class CublasLtEngine:
         steady = [] if isinstance(fallback, Decline) else [x for x in fallback if x.is_deterministic]
         return prepared(library, candidate, device, problem, recipe.compute, [algorithm, *steady[:1]])
 
-    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+    def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The algorithm and the one that stands by, as the library has them."""
         assert isinstance(plan, CublasLtPlan)
         return pack(plan.who, *spell_algorithms(plan.compute, plan.algorithms))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.answers import remembered
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.errors import attempt, library
 from graphdnn.engines.cudnn.estimate import engine_class, estimate, precision_of
@@ -97,7 +97,7 @@ class CudnnEngine:
         who = self._who(candidate, device)
         return self._once((PLANS, spelled(who), device.target.ordinal), lambda: self._built(candidate, who, device))
 
-    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+    def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The plan as cuDNN writes it down, and how its tensors are bound."""
         assert isinstance(plan, CudnnPlan)
         return spell_plan(plan)

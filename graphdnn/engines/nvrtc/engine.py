@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.answers import remembered
 from graphdnn.engines.arithmetic import arithmetic_words
-from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.environment import environment
 from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows, transposed
 from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
@@ -130,7 +130,7 @@ class NvrtcEngine:
             cubins.append(cubin)
         return load_plan(recipe, cubins, self._who(candidate, device))
 
-    def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
+    def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The cubins; launch shapes and arguments follow from the region."""
         assert isinstance(plan, NvrtcPlan)
         return pack(plan.who, *plan.cubins)
