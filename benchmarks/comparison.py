@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 import graphdnn as gd
 from benchmarks.results import ROOT, Row, chosen_rows, device_folder, measured, save, sentence, versions_here
-from benchmarks.timing import SAMPLES, Ceilings
+from benchmarks.timing import SAMPLES, Captured, Ceilings, Machine
 from benchmarks.torch_peers import DTYPES
 from examples.models import convolutional
 from graphdnn.engines.cost import MATRIX_OPS
@@ -118,6 +118,26 @@ def empty_output(graph: gd.Graph, device: str = "cuda") -> torch.Tensor:
     type = graph.output_type("y")
     made = torch.empty_strided(type.shape, type.layout, dtype=DTYPES[type.dtype.name], device=device)
     return made.fill_(float("nan"))
+
+
+def captured_peers(
+    machine: Machine,
+    ways: Mapping[str, Callable[[], Callable[..., Any]]],
+    issue: Callable[[Callable[..., Any]], object],
+    failures: dict[str, str],
+) -> dict[str, Captured]:
+    """What `issue` does with each way to run a peer, as one CUDA graph; ways that fail are noted and left out."""
+    peers = {}
+    for name, make in ways.items():
+
+        def capture(make: Callable[[], Callable[..., Any]] = make) -> Captured:
+            run = make()
+            return machine.capture(lambda: issue(run))
+
+        peer = attempt(failures, name, capture)
+        if peer is not None:
+            peers[name] = peer
+    return peers
 
 
 def attempt(failures: dict[str, str], name: str, make: Callable[[], Any]) -> Any:

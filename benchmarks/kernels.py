@@ -16,7 +16,7 @@ import torch
 import graphdnn as gd
 from benchmarks.comparison import (
     arguments,
-    attempt,
+    captured_peers,
     empty_output,
     graph_floor_us,
     largest_error,
@@ -95,16 +95,7 @@ def measure(machine: Machine, case: Case, name: str, ceilings: Ceilings, samples
     if not skip_inductor:
         ways["inductor"] = lambda: inductor(eager, *sets[0])
     failures: dict[str, str] = {}
-    peers: dict[str, Captured] = {}
-    for way, make in ways.items():
-
-        def capture(make: Callable[[], Callable[..., Any]] = make) -> Captured:
-            run = make()
-            return machine.capture(lambda: [run(*inputs) for inputs in sets])
-
-        peer = attempt(failures, way, capture)
-        if peer is not None:
-            peers[way] = peer
+    peers = captured_peers(machine, ways, lambda run: [run(*inputs) for inputs in sets], failures)
     with torch.inference_mode():
         expected = torch_function(case, torch.float64, machine.device)(*(x.double() for x in sets[0]))
     contenders: dict[str, Run] = {"ours": ours, **peers}

@@ -23,6 +23,7 @@ import graphdnn as gd
 from benchmarks.comparison import (
     arguments,
     attempt,
+    captured_peers,
     empty_output,
     graph_floor_us,
     largest_error,
@@ -175,26 +176,16 @@ def fastest_attention(machine: Machine, case: Case, failures: dict[str, str]) ->
     return SDPBackend.__members__[min(times, key=lambda name: times[name])]
 
 
-def captured_peers(
-    machine: Machine, case: Case, x: torch.Tensor, skip_inductor: bool, failures: dict[str, str]
-) -> dict[str, Captured]:
-    """PyTorch's ways to run the network, each as one CUDA graph; those that fail are noted and left out."""
+def ways_to_run(
+    machine: Machine, case: Case, x: torch.Tensor, skip_inductor: bool
+) -> dict[str, Callable[[], Callable[..., Any]]]:
+    """PyTorch's ways to run the network, each made when it is called."""
     module = case.twin(machine.device, DTYPES[case.dtype.name])
     ways: dict[str, Callable[[], Callable[..., Any]]] = {"eager": lambda: module}
     if not skip_inductor:
         ways["inductor"] = lambda: inductor(module, x)
         ways["inductor_freezing"] = lambda: inductor(module, x, freezing=True)
-    peers = {}
-    for name, make in ways.items():
-
-        def capture(make: Callable[[], Callable[..., Any]] = make) -> Captured:
-            run = make()
-            return machine.capture(lambda: run(x))
-
-        peer = attempt(failures, name, capture)
-        if peer is not None:
-            peers[name] = peer
-    return peers
+    return ways
 
 
 def reference(case: Case, x: torch.Tensor) -> torch.Tensor:
@@ -219,7 +210,8 @@ def measure(machine: Machine, case: Case, name: str, ceilings: Ceilings, samples
     failures: dict[str, str] = {}
     backend = fastest_attention(machine, case, failures)
     with fast_convolutions(), sdpa_kernel(backend) if backend else nullcontext():
-        peers = captured_peers(machine, case, x, skip_inductor, failures)
+        ways = ways_to_run(machine, case, x, skip_inductor)
+        peers = captured_peers(machine, ways, lambda run: run(x), failures)
     for peer in peers.values():
         peer()
     errors = {n: largest_error(p.results, expected) for n, p in peers.items()}
