@@ -22,8 +22,8 @@ MOVES: tuple[type[Op], ...] = (Cast, Select)
 """Pointwise, and yet no arithmetic: what they give is one of their operands, rounded perhaps."""
 
 
-KNOWN = 256
-"""Types of operands and results that are remembered: the same few stand at all nodes of a graph."""
+CACHE_SIZE = 256
+"""Combinations of operand and result types that are cached: the nodes of a graph have the same few."""
 
 
 def computes(node: Node) -> bool:
@@ -35,7 +35,7 @@ def compute_type(node: Node) -> DType:
     return widest(tuple([v.type.dtype for v in (*node.operands, *node.results)]))
 
 
-@lru_cache(KNOWN)
+@lru_cache(CACHE_SIZE)
 def widest(types: tuple[DType, ...]) -> DType:
     return max({t.compute for t in types}, key=rank_of)
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 Ints = tuple[int, ...]
 
-KNOWN = 4096
-"""Tensors that are remembered: the same few stand in hundreds of regions that are asked about."""
+CACHE_SIZE = 4096
+"""Entries of each cache below: the same few tensors stand in hundreds of regions that are asked about."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def channels_last_order(rank: int) -> Ints:
     return (0, *range(2, rank), 1)
 
 
-@lru_cache(KNOWN)
+@lru_cache(CACHE_SIZE)
 def is_channels_last(shape: Ints, strides: Ints) -> bool:
     """Whether (N, C, *spatial) lies in memory as N, *spatial, C with neighbouring channels side by side."""
     return follows(shape, strides, channels_last_order(len(shape))) and (shape[1] == 1 or strides[1] == 1)
 
 
-@lru_cache(KNOWN)
+@lru_cache(CACHE_SIZE)
 def described(dims: Ints, strides: Ints, orders: tuple[Ints, ...]) -> Description:
     """Spelled in the first of `orders` that the memory follows; by falling stride where it follows none."""
     fitting = (o for o in orders if follows(dims, strides, o))

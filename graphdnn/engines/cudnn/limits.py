@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import lru_cache
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy, is_over_last_axes, row_length
-from graphdnn.engines.cudnn.frames import KNOWN, Ints, is_channels_last
+from graphdnn.engines.cudnn.frames import CACHE_SIZE, Ints, is_channels_last
 from graphdnn.engines.cudnn.rules.pointwise import BRANCHING, TWO_SIDED
 from graphdnn.engines.cudnn.tables import IEEE
 from graphdnn.ir.graph import Node, Value
@@ -18,8 +19,19 @@ from graphdnn.ir.ops.pointwise import Cast, Elementwise
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.types import TensorType
 
-PLAIN = ("full size", "one number", "one entry a channel")
-PATTERNED = (*PLAIN, "one entry a pixel")
+
+class Form(StrEnum):
+    """How a pointwise operand broadcasts to a result, in the words of a refusal."""
+
+    FULL = "full size"
+    NUMBER = "one number"
+    CHANNEL = "one entry a channel"
+    PIXEL = "one entry a pixel"
+    OTHER = "another form"
+
+
+FORMS = (Form.FULL, Form.NUMBER, Form.CHANNEL)
+CONVOLUTION_FORMS = (*FORMS, Form.PIXEL)
 """Operands that cuDNN takes in pointwise work, alone and behind convolutions."""
 
 FUSED_NORM_MULTIPLE = 64
@@ -36,21 +48,21 @@ MOST_FEATURES = 256
 """Features of a head of attention: a multiple of the one, at most the other."""
 
 
-@lru_cache(KNOWN)
-def broadcast_of(shape: Ints, full: Ints) -> str:
-    """What a pointwise operand is against a result (N, C, spatial), or against one whose last axis is the channels."""
+@lru_cache(CACHE_SIZE)
+def broadcast_of(shape: Ints, full: Ints) -> Form:
+    """How an operand of aligned `shape` broadcasts to `full`: (N, C, spatial) of rank 4 or 5, else channels last."""
     kept = tuple(n == m for n, m in zip(shape, full, strict=True))
     wide = tuple(n > 1 for n in shape)
     if all(kept):
-        return "full size"
+        return Form.FULL
     if not any(wide):
-        return "one number"
+        return Form.NUMBER
     channel = 1 if len(full) in (4, 5) else len(full) - 1
     if all(w == (a == channel) for a, w in enumerate(wide)):
-        return "one entry a channel"
+        return Form.CHANNEL
     if not wide[channel] and all(k for a, k in enumerate(kept) if a != channel):
-        return "one entry a pixel"
-    return "another form"
+        return Form.PIXEL
+    return Form.OTHER
 
 
 def lies_channels_last(type: TensorType) -> bool:
@@ -129,7 +141,7 @@ def is_bias_relu(anatomy: Anatomy) -> bool:
     shape = first.op.aligned(others[0], vector.shape, conv.type.rank)
     functions = [n.op.function for n in rest if isinstance(n.op, Elementwise)]
     return (
-        broadcast_of(shape, conv.type.shape) == "one entry a channel"
+        broadcast_of(shape, conv.type.shape) is Form.CHANNEL
         and vector.dtype == conv.type.dtype
         and functions in ([], ["relu"])
     )
@@ -177,7 +189,7 @@ def is_by_channel(node: Node, index: int) -> bool:
     assert isinstance(node.op, Elementwise)
     full = node.result.type.shape
     shape = node.op.aligned(index, node.operands[index].type.shape, len(full))
-    return broadcast_of(shape, full) == "one entry a channel"
+    return broadcast_of(shape, full) is Form.CHANNEL
 
 
 def matmul(anatomy: Anatomy, policy: Policy) -> Decline | None:

@@ -42,8 +42,7 @@ DATA_TYPES: dict[str, str] = {
 }
 """The frontend's name of each data type."""
 
-
-MATRIX_OPS: tuple[type[Op], ...] = (Conv, ConvTranspose, MatMul)
+PRODUCTS: tuple[type[Op], ...] = (Conv, ConvTranspose, MatMul)
 """Ops whose operands the matrix units read."""
 
 
@@ -149,7 +148,7 @@ class Emit:
         """
         for value in node.results:
             users = self.region.graph.users.get(value, ())
-            if any(isinstance(u.op, MATRIX_OPS) and u in self.region.nodes for u in users):
+            if any(isinstance(u.op, PRODUCTS) and u in self.region.nodes for u in users):
                 self.handles[value].set_data_type(self.dtype(value.type.dtype))
 
     def finish(self) -> None:

@@ -186,7 +186,7 @@ def broadcasts(question: Question) -> Decline | None:
     """What pointwise operands may look like against their result."""
     anatomy = question.anatomy
     spatial = anatomy.has(*CONVOLUTIONS, InstanceNorm) or not anatomy.anchors
-    allowed = limits.PATTERNED if anatomy.has(*CONVOLUTIONS) else limits.PLAIN
+    allowed = limits.CONVOLUTION_FORMS if anatomy.has(*CONVOLUTIONS) else limits.FORMS
     for node, index, shape in operands(anatomy) if question.region.even is None else ():
         full = node.result.type.shape
         value = node.operands[index]

@@ -42,8 +42,8 @@ PLAIN = 0.5
 THREADS_PER_CORE = 2048
 """Threads that a multiprocessor holds at once."""
 
-KNOWN = 256
-"""Shapes with layouts whose walk is remembered."""
+CACHE_SIZE = 256
+"""Shapes with layouts whose walk is cached."""
 
 STREAMING = Efficiency(bandwidth=0.98)
 """Vectors: 48.1 us were measured for a sum and relu of 64 MiB, 46.8 at the pace of a copy."""
@@ -201,7 +201,7 @@ def outline(region: Region, target: Target) -> Walk:
     )
 
 
-@lru_cache(KNOWN)
+@lru_cache(CACHE_SIZE)
 def one_walk(shape: tuple[int, ...], layout: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Extents and strides of a walk through tensors that all lie alike."""
     space = Space(shape, (tuple(s if n > 1 else 0 for n, s in zip(shape, layout, strict=True)),))
