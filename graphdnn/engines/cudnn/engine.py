@@ -83,7 +83,7 @@ class CudnnEngine:
         known = self._remembered(question(cudnn, region, device.target), device) or []
         one: Proposal | Decline | None = next((p for p in known if p.name == wanted), None)
         if one is None:
-            one = timely(proposal(cudnn, lambda: lowered(region, device), wanted), device)
+            one = transient_if_device_is_busy(proposal(cudnn, lambda: lowered(region, device), wanted), device)
         if isinstance(one, Decline):
             return one
         found = trusted(Anatomy(region), [one], device.target, policy)
@@ -141,7 +141,9 @@ class CudnnEngine:
             return found
         if not found.content:
             return compiled(candidate, who, device)
-        return timely(rebuild(cudnn, found.content, found.bindings, found.workspace, device, who), device)
+        return transient_if_device_is_busy(
+            rebuild(cudnn, found.content, found.bindings, found.workspace, device, who), device
+        )
 
     def _proposals(self, region: Region, device: Device) -> list[Proposal] | Decline:
         import cudnn
@@ -155,7 +157,7 @@ class CudnnEngine:
         known = self._remembered(key, device)
         if known is not None:
             return known
-        found = timely(proposals(cudnn, lambda: lowered(region, device)), device)
+        found = transient_if_device_is_busy(proposals(cudnn, lambda: lowered(region, device)), device)
         if not isinstance(found, Decline):
             self._proposed[key] = found
             device.store.put(PROPOSALS, key, spell_proposals(found))
@@ -182,11 +184,11 @@ def forgotten(what: str, reason: str) -> None:
     warnings.warn(f"a cached {what} is dropped and asked for anew: {reason}", RuntimeWarning, stacklevel=3)
 
 
-def timely(answer: T | Decline, device: Device) -> T | Decline:
-    """The answer, where the device gives memory; else a no is one of the moment.
+def transient_if_device_is_busy(answer: T | Decline, device: Device) -> T | Decline:
+    """The same answer, except that a refusal becomes `transient` where the device cannot even allocate a byte now.
 
-    A kernel that may not be loaded, since a capture forbids it or memory is short, is to cuDNN a plan that is not
-    supported.
+    cuDNN reports a plan as not supported where its kernel cannot be loaded because a capture forbids it or memory is
+    short, which says nothing of the plan.
     """
     if not isinstance(answer, Decline) or answer.code is Code.TRANSIENT:
         return answer
@@ -216,7 +218,7 @@ def compiled(candidate: Candidate, who: Identity, device: Device) -> CudnnPlan |
     lowering = lowered(candidate.region, device)
     if isinstance(lowering, Decline):
         return lowering
-    return timely(build(cudnn, lowering, name, device.target.ordinal, who), device)
+    return transient_if_device_is_busy(build(cudnn, lowering, name, device.target.ordinal, who), device)
 
 
 def trusted(

@@ -98,11 +98,7 @@ Make = Callable[[], Lowering | Decline]
 
 
 def proposals(cudnn: Any, make: Make) -> list[Proposal] | Decline:
-    """What the heuristics propose, best first, each once.
-
-    Asked to build with less scratch than none, a plan says what it needs instead, and one that a note rules out says
-    that: so both are known before anything is compiled.
-    """
+    """The plans that the heuristics propose, then those of the fallback list, best first, each once."""
     lowering = make()
     if isinstance(lowering, Decline):
         return lowering
@@ -112,7 +108,7 @@ def proposals(cudnn: Any, make: Make) -> list[Proposal] | Decline:
 
 
 def proposal(cudnn: Any, make: Make, name: PlanName) -> Proposal | Decline:
-    """What is known of one plan by its name; the heuristics are not asked."""
+    """The plan of this name as a proposal, without asking the heuristics."""
     lowering = make()
     if isinstance(lowering, Decline):
         return lowering
@@ -124,12 +120,17 @@ def proposal(cudnn: Any, make: Make, name: PlanName) -> Proposal | Decline:
 
 
 def described(cudnn: Any, make: Make, graph: Any) -> list[Proposal] | Decline:
-    """The plans of an operation graph that can be asked for again by name; declines where one cannot say today what it
-    needs."""
+    """The plans of an operation graph that can be asked for again by name, with workspace and determinism.
+
+    The frontend tells neither before a plan is built, and building may compile for a second.  So both are read off a
+    refusal: under a workspace limit of -1 bytes and with nondeterministic plans deselected every plan refuses to build,
+    and its message states the workspace that it requires, or that it was deselected.  The workspace of deselected ones
+    is asked of a second graph.  Declines with `transient` where there was no memory to find out.
+    """
     graph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
     graph.deselect_workspace_greater_than(-1)
     found: dict[PlanName, Proposal] = {}
-    silent: list[PlanName] = []
+    deselected: list[PlanName] = []
     for index in range(graph.get_execution_plan_count()):
         name = PlanName.parse(graph.get_plan_name_at_index(index))
         if name in found or not name.is_settable:
@@ -140,9 +141,9 @@ def described(cudnn: Any, make: Make, graph: Any) -> list[Proposal] | Decline:
         notes = tuple(n.name for n in graph.get_behavior_notes_for_plan_at_index(index))
         need = needed_workspace(refusal)
         if need is None:
-            silent.append(name)
+            deselected.append(name)
         found[name] = Proposal(name, need or 0, notes, "Deselecting" not in refusal)
-    needs = workspaces(cudnn, make, silent)
+    needs = workspaces(cudnn, make, deselected)
     if isinstance(needs, Decline):
         return needs
     for name, need in needs.items():
@@ -151,7 +152,7 @@ def described(cudnn: Any, make: Make, graph: Any) -> list[Proposal] | Decline:
 
 
 def refused(graph: Any, index: int) -> str | Decline:
-    """What a plan says when it is asked to build and may not; declines where it had no memory to say it."""
+    """The message with which a plan refuses to build, empty where it builds; declines for a lack of memory."""
     answer = attempt(lambda: graph.build_plan_at_index(index), f"plan {index}")
     if not isinstance(answer, Decline):
         return ""
@@ -159,8 +160,10 @@ def refused(graph: Any, index: int) -> str | Decline:
 
 
 def workspaces(cudnn: Any, make: Make, names: Sequence[PlanName]) -> dict[PlanName, int] | Decline:
-    """Bytes of scratch of plans that a note rules out, all asked of one more operation graph; without those that do
-    not say."""
+    """Bytes of scratch of plans by name, read off refusals as in `described`, but with no plan deselected.
+
+    One operation graph serves all; plans that do not state what they require are left out.
+    """
     lowering = make() if names else None
     if not isinstance(lowering, Lowering):
         return {}
@@ -188,10 +191,11 @@ def knobs_of(cudnn: Any, name: PlanName) -> dict[Any, int]:
 
 
 class CudnnPlan:
-    """A built plan: executed by tensor ids and addresses.  The frontend's object holds the plan and its scalars; it is
-    let go of where that ends no capture.
+    """A built plan, executed by tensor ids and addresses.
 
-    `who` is what the plan is of, `content` the plan as cuDNN writes it down, empty where it cannot.
+    `who` is its identity (region, plan, device, versions), `content` the plan as cuDNN serializes it, empty where it
+    cannot.  The frontend's object that holds the plan is destroyed with the thread's capture mode relaxed, since the
+    driver calls in its destructor would otherwise end a capture that the caller has running.
     """
 
     def __init__(
@@ -230,12 +234,12 @@ def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int, who: Ide
 def rebuild(
     cudnn: Any, content: bytes, bindings: Bindings, workspace: int, device: Device, who: Identity
 ) -> CudnnPlan | Decline:
-    """A plan from what cuDNN wrote down of it; no operation graph is made and nothing is compiled.
+    """A plan from what cuDNN serialized; no operation graph is made and nothing is compiled.
 
-    The frontend would run the plan once, in a capture on the handle's stream, for which it allocates memory and frees
-    it, and waits for the device; should it fail, the stream stays captured.  It does not where the stream is captured
-    already, and plans are run once anyhow.  A capture that another thread ended by a wait for the whole device is begun
-    again.
+    The frontend's `deserialize` runs the plan once, in a capture of its own on the handle's stream: it allocates
+    memory, waits for the device, and leaves the stream captured should it fail.  It does none of that on a stream that
+    is being captured already, so it is called within a capture of ours, which is thrown away.  Where another thread
+    ended that capture, by a wait for the whole device, the plan is read again, READINGS times at most.
     """
     ordinal = device.target.ordinal
     is_whole = True
@@ -252,16 +256,15 @@ def rebuild(
                 is_whole = end_capture(stream)
         return CudnnPlan(Lowering(graph, bindings), ordinal, workspace, who, content)
 
-    answer = attempt(work, "a saved plan")
-    for _ in range(READINGS - 1):
+    for _ in range(READINGS):
+        answer = attempt(work, "a saved plan")
         if is_whole or not isinstance(answer, Decline):
             break
-        answer = attempt(work, "a saved plan")
     return answer
 
 
 def begin_capture(stream: int) -> None:
-    """Begins a capture that is in the way of no call of this thread, such as loading kernels.  Raises RuntimeError."""
+    """Begins a capture in relaxed mode, in which this thread may still load kernels.  Raises RuntimeError."""
     from cuda.bindings import driver
 
     (status,) = driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -270,7 +273,7 @@ def begin_capture(stream: int) -> None:
 
 
 def end_capture(stream: int) -> bool:
-    """Ends a capture and throws away what was put there; whether nobody had ended it before."""
+    """Ends a capture and destroys the graph; False where something had ended the capture before."""
     from cuda.bindings import driver
 
     status, graph = driver.cuStreamEndCapture(stream)
