@@ -1,8 +1,8 @@
-"""Calls that end a capture, of this thread or another, unless the thread that makes them is in relaxed mode.
+"""CUDA calls that would invalidate a stream capture in progress, made in a mode in which they do not.
 
-Measured on the H200: a kernel's library, an executable graph or a plan of cuDNN that goes, and a handle that is made,
-end a capture in global mode wherever it runs, and none in relaxed mode.  Objects go when nobody refers to them, at any
-time and in any thread, so that nobody can wait for the capture's end.
+Measured on the H200: unloading a kernel's library, destroying an executable graph or a cuDNN plan, and creating a
+handle invalidate a capture in global mode, whichever thread makes them, unless that thread's capture mode is relaxed.
+Python destroys objects at any time and in any thread, so that nobody could wait for the end of the capture.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """Within, what this thread allocates or lets go of ends no capture; nothing of it may be put on a stream."""
+    """A while in which this thread's capture mode is relaxed.  Nothing may be put on a stream meanwhile."""
     from cuda.bindings import driver
 
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

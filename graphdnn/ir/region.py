@@ -78,16 +78,16 @@ class Region:
 
     @cached_property
     def even(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The one shape and layout of all tensors, numbers aside, where every node is pointwise; else None.
+        """The shape and layout that all tensors of a purely pointwise region have in common, Python numbers aside.
 
-        What holds of one tensor's place then holds of all.
+        None where nodes are not pointwise or tensors differ.  Checks of layouts need look at one node of such a region.
         """
         first = self.nodes[0].form
         return first if all(n.form == first and isinstance(n.op, Elementwise) for n in self.nodes) else None
 
     @property
     def placing(self) -> tuple[Node, ...]:
-        """The nodes whose tensors tell how all lie: one of an even region, else every one."""
+        """The nodes to look at to know the layouts of all tensors: the first of an `even` region, else every one."""
         return self.nodes if self.even is None else self.nodes[:1]
 
     @cached_property
@@ -112,8 +112,11 @@ class Region:
 
     @cached_property
     def wording(self) -> str:
-        """SHA-256 of what a sentence about the region may hold beside its structure: names, whether a type is written
-        with its strides, where views start."""
+        """SHA-256 of what an engine's sentences about the region may mention and `key` leaves out.
+
+        That is the names of values and nodes, whether types are printed with strides, and where views start.  Regions
+        with equal keys and equal wordings get equal refusals.
+        """
         values = (*self.inputs, *[v for n in self.nodes for v in n.results])
         starts = [offset for _, offset in self._places]
         said = repr((self.names, [v.type.strides is None for v in values], starts))

@@ -24,7 +24,8 @@ from graphdnn.passes.patterns.fusion import Fusion
 
 WHOLE_ANCHORS = 6
 WHOLE_LIMIT = 24
-"""Bounds of the largest region with several anchors of any kind, proposed so that the report says who declines it."""
+"""Most anchors, and most other nodes, of the one large region around each anchor that may hold further anchors.  It is
+proposed so that the report can say which engine declines it, and why."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,11 @@ class Grown(NamedTuple):
 
 @dataclass(frozen=True)
 class Growth:
-    """What may join a region: nodes that read from it, nodes that make something for it, and partners among both.
+    """How a region grows from the node at position `start`, one neighbour at a time.
 
-    `reader`, `maker` and `partner` say for a node whether it may join as such; those of `views` may stand between.
+    A node that reads from the region joins where `reader` holds of it, one that makes something for it where `maker`
+    does, up to `limit` of both; a neighbour for which `partner` holds, a further anchor, joins as one of up to
+    `partners`.  `views` (bit set) may stand between the nodes.  Nodes before position `first` never join.
     """
 
     field: Field

@@ -38,10 +38,11 @@ MOST = 8
 """Products merged into one at most; the results of all of them live as long as the last one that is read."""
 
 NEAR = 48
-"""Nodes behind the products that are weighed with them at most."""
+"""Most nodes behind the products whose cost is compared with them, apart and merged."""
 
 FAR: tuple[type[Op], ...] = (MatMul, Conv, ConvTranspose, Attention)
-"""Readers that are weighed with the products, but nothing behind them: they fuse with no node in front of them."""
+"""Ops at which the neighbourhood of the products ends: they belong to it, but what reads their results does not, since
+a merge changes nothing behind them."""
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,17 @@ from graphdnn.passes.layout.images import convolutional_nodes, known_layouts
 from graphdnn.passes.rewrite import Ask, Precomputed, Rewritten
 
 MULTIPLES = (4, 8)
-"""What the channels are padded to a multiple of."""
+"""The channels may be padded to the next multiple of one of these."""
 
 MOST_CHANNELS = 32
-"""Images of more channels are no copy for a few zeros' sake; what makes them could make the zeros too."""
-
+"""Images of as many channels or more are left alone: a copy of them costs more than a few zeros gain."""
 
 TURNED = 1.05
-"""How much dearer fours may look where the image is copied anyway, to be turned, and for nobody else: on three channels
-kernels load number by number, which no roofline sees."""
+"""Factor by which padding to a multiple of 4 may be estimated dearer than no padding and still be done.
+
+Only where the image is copied in any case, to turn it channels-last for these convolutions alone: with three channels
+kernels load one number at a time, which the roofline behind the estimates does not know.
+"""
 
 
 @dataclass(frozen=True)

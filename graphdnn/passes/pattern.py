@@ -40,10 +40,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Is:
-    """The first result of a node whose op is a `op`, for which `where(node)` holds, and whose operands match.
+    """The first result of a node whose op is of class `op`, for which `where(node)` holds, and whose operands match.
 
-    `operands=None` leaves them open.  With `labels` the op's label must be one of them.  `name` binds the result.  A
-    `shared` node may also be read outside the match: it is bypassed, and stays for those who read it.
+    Without `operands` any will do; where `commutative`, they match in either order.  With `labels` the op's label must
+    be one of them.  `name` binds the result.  Nodes inside a match may be read by the match alone, except `shared`
+    ones: the rewrite reads past them, and they stay in the graph for their other readers.
     """
 
     op: type[Op] | tuple[type[Op], ...]

@@ -54,8 +54,10 @@ class Rewritten:
 class Rule:
     """Where `pattern` fits and `where` has no objection, the root's result becomes what `build` makes.
 
-    `does` completes the sentence "the user's nodes: ...", or gives the whole of it.  `build` may give an existing
-    value.  `fits` narrows the pattern without a word; an objection of `where` is a near miss, and reported.
+    `does` completes the sentence "the user's nodes: ...", or gives the whole of it.  `build` returns the value that
+    takes the root's place, a new or an existing one.  Both `fits` and `where` look at a match of the pattern: what
+    `fits` turns down was no candidate and is not reported, a Decline of `where` is a near miss and becomes a refusal in
+    the report.
     """
 
     name: str

@@ -19,18 +19,22 @@ COMPETING = ("sink", "merge", "pad", "layout")
 """Passes that may be left out for speed or memory; the others always save work, or are needed."""
 
 RUNGS = 24
-"""Times that plans are chosen anew with less scratch."""
+"""Most plans that are tried along one way, each with less scratch memory than the one before."""
 
 EXACT = 6
-"""Times that the limit on scratch goes down by the least that matters, before none is allowed."""
+"""How often the bound on scratch is lowered to just below what the largest plan takes; after that it is 0 at once."""
 
 REFINED = 6
-"""Times that a limit on scratch between one that fits and one that does not is tried."""
+"""Most steps of the bisection between a bound on scratch that fits and one that does not."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to a plan: what is left out for memory, and whether the cover is to write little or to be fast."""
+    """One way to look for a plan that fits.
+
+    `spared` are passes that do not run.  `is_frugal` asks for the cover that writes fewest bytes, not the fastest.
+    `exact` is how often the bound on scratch is lowered by the least that changes a plan (see EXACT).
+    """
 
     spared: tuple[str, ...] = ()
     is_frugal: bool = False
@@ -153,6 +157,7 @@ class Search:
         selector.allow(self.limit, scratch, self._excess)
 
         def frugal(engine: str, region: Region) -> float:
+            """Thousandths of written bytes; a microsecond counts as a byte, for covers that write as much."""
             return 1e-3 * region.written_bytes + 1e-3 * selector.estimate(engine, region)
 
         price: Price | None = frugal if way.is_frugal else None

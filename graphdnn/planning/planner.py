@@ -32,7 +32,7 @@ from graphdnn.planning.decisions import engine_of
 from graphdnn.runtime.schedule import Step
 
 Price = Callable[[str, Region], float]
-"""Microseconds of a region by an engine, or whatever else a cover is to have least of."""
+"""What an engine's plan of a region costs, in microseconds or in whatever else the sum over a cover is to be least."""
 
 WEIGHT_THREADS = 4
 """Constants that are computed at the same time while plans are built."""
@@ -81,10 +81,10 @@ class Problem:
 class Planned:
     """A graph ready to run: what the passes made of it, what was proposed and chosen, and the plans where they exist.
 
-    `whole` are composite nodes that no engine took as they are, asked alone; `left_out` are passes that were left out
-    for the sake of this plan, `spared` those of them that were for memory's sake.  `scratch` is what each plan was
-    allowed to take, where that follows from `memory_limit`.  What one that `is_recalled` was chosen among is not there:
-    `explained` adds it.
+    `whole` are regions of one composite node each that no engine took and that were expanded.  `left_out` are passes
+    that did not run, for speed or for memory; `spared` those of them that were left out for memory.  `scratch` is the
+    most bytes that a plan was allowed, where `memory_limit` led to a bound.  Where `is_recalled`, the cover is one that
+    an earlier compilation kept, and `proposals` and the cover's conflicts are empty until `explained` fills them in.
     """
 
     prepared: Graph
@@ -267,9 +267,10 @@ def weights_meanwhile(graph: Graph) -> Iterator[None]:
 
 
 def tuned_cover(cover: Cover, selector: Selector, price: Price) -> Cover | None:
-    """The same regions, each by the engine whose plan was fastest.
+    """The same regions, each run by the engine whose plan was timed fastest.
 
-    None where one of them has no usable plan, or was not timed and costs more for that, so that `price` is another now.
+    None where the cover has to be chosen anew: a region has no usable plan any more, or one that was not timed has a
+    higher price than when the cover was chosen.
     """
     selector.tune([o.region for o in cover.picks])
     picks: list[Offer] = []

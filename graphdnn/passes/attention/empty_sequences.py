@@ -1,9 +1,10 @@
-"""Sequences of which an attention shows nothing, where an engine takes it whole.
+"""Sequences of a batch that have no keys, in an attention that an engine takes whole.
 
-cuDNN's attention leaves the results of a sequence without any keys as they were, where the definition has zeros and
-minus infinity.  Of one with a key and without queries it writes just these, unless there is one query in all, whose
-length some of its engines do not look at.  So every sequence is given a key, and what must not be seen is taken away:
-its queries before, or the results of the one query after.  Expansions need no such help.
+The definition gives them o = 0 and lse = -inf.  cuDNN's attention writes nothing for a sequence whose key length is 0.
+It does write 0 and -inf for one whose query length is 0 and whose key length is not; but where Sq is 1 some of its
+engines do not look at the query length.  So each key length is raised to at least 1, and a sequence that had no keys is
+given a query length of 0 instead; where Sq is 1, its results are replaced by 0 and -inf behind the attention.  An
+attention that is expanded into smaller ops needs none of this.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Lengths:
 
 
 def give_keys(graph: Graph, ask: Ask) -> Rewritten:
-    """Every sequence has a key, and no results are left to what an engine makes of none.  Lengths must be complete."""
+    """The graph in which no attention that an engine takes whole meets a sequence without keys.
+
+    Both lengths must be there wherever one is (see lengths.py).
+    """
     lacking = [n for n in graph.nodes if may_show_nothing(graph, n) and ask(Region(graph, (n,))) is not None]
     if not lacking:
         return Rewritten(graph)

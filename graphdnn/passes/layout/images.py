@@ -38,10 +38,11 @@ PENALTY = 2
 """Bytes that a convolution in row-major layout costs, for each byte of its image and its result."""
 
 COPIED = 1
-"""Bytes that a pad costs which turns what it copies: next to none, but enough to leave its operand's layout to it."""
+"""Bytes counted where a pad reads one layout and writes another: it copies in any case, so next to nothing, but not 0,
+so that of equal cuts the one without such a turn is taken."""
 
 LAST, MAJOR = -1, -2
-"""The two ends of the flow network; ops and values are numbered from 0."""
+"""The source and the sink of the flow network, for channels-last and row-major; ops and values are numbered from 0."""
 
 
 def is_flexible(node: Node) -> bool:
@@ -107,8 +108,11 @@ def image_parts(graph: Graph) -> list[list[Node]]:
 
 
 def known_layouts(graph: Graph, chosen: Sequence[Node]) -> Mapping[Value, TensorType]:
-    """Types with strides of images that some of `chosen` read and none of them makes, and of what leads to these: of
-    those whose layout is the same with all of the chosen channels-last and with none."""
+    """Types with strides of the values whose layout is certain before the layouts of `chosen` are.
+
+    That is of the graph's inputs and states; and, of the nodes that lead to an image which `chosen` read, the results
+    that lie alike when all of `chosen` are channels-last and when none is.
+    """
     sources = (*graph.inputs.values(), *graph.states.values())
     known = {v: v.type.with_strides(v.type.layout) for v in sources}
     inside = set(chosen)
@@ -226,8 +230,11 @@ class Network:
         self.connect(returned, home, value.type.nbytes)
 
     def add_separation(self, maker: Node, value: Value, joining: Sequence[Node], place: Mapping[Node, int]) -> None:
-        """What it costs beyond the conversion that these readers cannot be one region with a value's maker: writing the
-        value and reading it, which a conversion costs too; half of that where it is written for others all the same."""
+        """Adds what is lost where a value's maker and these readers of it, on different sides, cannot be one region.
+
+        Beyond the conversion, which `add_value` counts, the value is then written and read: as many bytes again, or
+        half as many where it is written in any case, for other readers or as an output.
+        """
         if not joining:
             return
         home, apart, away = place[maker], self.count, self.count + 1
@@ -260,7 +267,7 @@ def reduces_rows(node: Node) -> bool:
 
 
 def converts_channels_last(user: Node, value: Value) -> bool:
-    """Whether a reader that is no choice has a channels-last operand converted first."""
+    """Whether a reader outside the parts cannot read this operand channels-last, and needs it converted."""
     last = value.type.with_strides(channels_last(value.type.shape))
     if isinstance(user.op, MatMul):
         return not is_matrix(last)
@@ -268,7 +275,7 @@ def converts_channels_last(user: Node, value: Value) -> bool:
 
 
 def copies_channels_last(user: Node, value: Value) -> bool:
-    """Whether a renaming reader is a view of a row-major operand and has to copy a channels-last one."""
+    """Whether a reader such as a reshape is a view of a row-major operand, and a copy of a channels-last one."""
     last = value.type.with_strides(channels_last(value.type.shape))
     if not user.op.is_renaming or user.op.view(last) is not None:
         return False
