@@ -267,7 +267,10 @@ def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:
         code = Code.NUMBERS
     elif any(t.is_transient for t in tried):
         code = Code.TRANSIENT
-    return Decline(code, f"none of {engine}'s {len(tried)} plans is usable: {reasons}", fix)
+    which = (
+        f"{engine}'s only plan is not usable" if len(tried) == 1 else f"none of {engine}'s {len(tried)} plans is usable"
+    )
+    return Decline(code, f"{which}: {reasons}", fix)
 
 
 def enabling(candidates: Sequence[Candidate], limits: Limits) -> Fix:

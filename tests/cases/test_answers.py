@@ -152,7 +152,7 @@ def test_a4_an_engine_that_fails_everywhere_gives_way_to_the_next(
     (entry,) = answers(exe.report, "fake", "double")
     assert (entry.verdict, entry.code) == ("failed", "build")
     assert [p.verdict for p in entry.plans] == ["failed", "failed"]
-    for word in ("plan0", "300 registers", "plan1", "illegal memory access"):
+    for word in ("none of fake's 2 plans is usable", "plan0", "300 registers", "plan1", "illegal memory access"):
         assert word in entry.reason, word
     assert "300 registers" in exe.explain()
 
@@ -232,3 +232,11 @@ def test_a5_a_described_device_refuses_to_run_and_says_what_would() -> None:
     exe = gd.compile(two_inputs(), target=H200)
     with pytest.raises(gd.ExecutionError, match=r"two_inputs was planned for h200.*target=\"auto\""):
         exe({"a": A, "b": B})
+
+
+def test_a4_an_engine_whose_only_plan_fails_is_not_counted(
+    fake: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "PLANS", ("build",))
+    (entry,) = answers(gd.compile(scaled(), target="cpu").report, "fake", "double")
+    assert entry.reason == "fake's only plan is not usable: plan0: plan0 needs 300 registers"
