@@ -256,10 +256,11 @@ def rebuild(
                 is_whole = end_capture(stream)
         return CudnnPlan(Lowering(graph, bindings), ordinal, workspace, who, content)
 
-    for _ in range(READINGS):
+    answer = attempt(work, "a saved plan")
+    readings = 1
+    while isinstance(answer, Decline) and not is_whole and readings < READINGS:
         answer = attempt(work, "a saved plan")
-        if is_whole or not isinstance(answer, Decline):
-            break
+        readings += 1
     return answer
 
 
