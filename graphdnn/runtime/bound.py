@@ -15,7 +15,7 @@ from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.context import DeviceContext, issue
 from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
 from graphdnn.runtime.reading import Source, check_apart, read_inputs, read_writable
-from graphdnn.runtime.transfer import Command, Inlet, Outlet, reads_in_place
+from graphdnn.runtime.transfer import Command, InputStaging, OutputStaging, reads_in_place
 
 
 class DeviceBound:
@@ -31,8 +31,8 @@ class DeviceBound:
         self._read = {f"input {n}": source.array for n, source in sources.items() if source.array is not None}
         context.device.synchronize()  # what producers still had to do; later changes are the caller's to order
         self._held: list[object] = [source.owner for source in sources.values()]
-        self._staged: list[tuple[Inlet, Array]] = []
-        self._fetched: dict[str, tuple[Outlet, Array]] = {}
+        self._staged: list[tuple[InputStaging, Array]] = []
+        self._fetched: dict[str, tuple[OutputStaging, Array]] = {}
         self._results: dict[str, Any] = {}
         self._fixed: list[tuple[str, int, int]] = []
         before: list[Command] = []
@@ -84,8 +84,8 @@ class DeviceBound:
             context.order.enter(handle)
             if self._staged:
                 context.order.finish()
-                for inlet, array in self._staged:
-                    inlet.stage(array)
+                for staging, array in self._staged:
+                    staging.stage(array)
             if self.graph is None:
                 issue(self._commands, handle)
                 self.graph = context.captured(self._commands)
@@ -93,11 +93,11 @@ class DeviceBound:
                     self._launch = self.graph.try_default
             else:
                 self.graph.launch(handle)
-            for outlet, _ in self._fetched.values():
-                outlet.mark(handle)
+            for fetched, _ in self._fetched.values():
+                fetched.mark(handle)
             context.order.leave(handle, stream)
-            for outlet, array in self._fetched.values():
-                outlet.deliver(array)
+            for fetched, array in self._fetched.values():
+                fetched.deliver(array)
             return dict(self._results)
 
     def _join_capture(self, stream: int) -> None:
@@ -114,12 +114,12 @@ class DeviceBound:
         if reads_in_place(source, type):
             self._fixed.append((f"input {name}", source.address, type.span_bytes))
             return source.address
-        inlet = Inlet(f"input {name}", type, self._context.loaded)
-        self._held.append(inlet)
-        before.append(inlet.prepare(source))
+        staging = InputStaging(f"input {name}", type, self._context.loaded)
+        self._held.append(staging)
+        before.append(staging.prepare(source))
         if source.array is not None:
-            self._staged.append((inlet, source.array))
-        return inlet.memory.handle
+            self._staged.append((staging, source.array))
+        return staging.memory.handle
 
     def _bind_outputs(self, given: Mapping[str, Any], on_host: bool, after: list[Command]) -> dict[str, int]:
         """Addresses that the plans write outputs to.  Raises ExecutionError for one that cannot be written there."""
@@ -152,10 +152,10 @@ class DeviceBound:
             fetched = {f"output {other}": array for other, (_, array) in self._fetched.items()}
             check_apart(f"output {name}", source.array, {**self._read, **fetched})
             memory: Memory = self._device.allocate(type.span_bytes)
-            outlet = Outlet(type, self._device)
-            self._held += (memory, outlet)
-            after.append(outlet.fetch(memory.handle))
-            self._fetched[name] = outlet, source.array
+            staging = OutputStaging(type, self._device)
+            self._held += (memory, staging)
+            after.append(staging.fetch(memory.handle))
+            self._fetched[name] = staging, source.array
             return memory.handle
         if not source.lies_as(type):
             raise ExecutionError(

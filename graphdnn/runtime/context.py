@@ -21,7 +21,7 @@ from graphdnn.runtime.loaded import LoadedGraph, laid_out
 from graphdnn.runtime.pool import OutputPool
 from graphdnn.runtime.reading import Source, read_checked, read_inputs
 from graphdnn.runtime.schedule import Place
-from graphdnn.runtime.transfer import Command, Inlet, Outlet, reads_in_place
+from graphdnn.runtime.transfer import Command, InputStaging, OutputStaging, reads_in_place
 
 GRAPHS_KEPT = 16
 """Captured graphs and addresses seen that one context remembers for plain calls."""
@@ -38,8 +38,8 @@ class DeviceContext:
         renew_in_children(self)
         self.order = StreamOrder(loaded.device)
         self._arena: Memory | None = None
-        self._inlets: dict[str, Inlet] = {}
-        self._outlets: dict[str, Outlet] = {}
+        self._input_staging: dict[str, InputStaging] = {}
+        self._output_staging: dict[str, OutputStaging] = {}
         self._pools = [(n, t, OutputPool(self.device, t.span_bytes)) for n, t in loaded.types.items()]
         self._glances = {n: Glance(v.type, self.device.ordinal) for n, v in loaded.graph.inputs.items()}
         self._graphs: OrderedDict[tuple[int, ...], CapturedGraph | None] = OrderedDict()
@@ -125,16 +125,16 @@ class DeviceContext:
                 self._glances[name].learn(inputs[name])
                 addresses.append(source.address)
                 continue
-            inlet = self._inlets.get(name)
-            if inlet is None:
-                inlet = self._inlets[name] = Inlet(f"input {name}", type, self.loaded)
+            staging = self._input_staging.get(name)
+            if staging is None:
+                staging = self._input_staging[name] = InputStaging(f"input {name}", type, self.loaded)
             if source.array is not None:
                 if not finished:
                     self.order.finish()
                     finished = True
-                inlet.stage(source.array)
-            inlet.prepare(source)(stream)
-            addresses.append(inlet.memory.handle)
+                staging.stage(source.array)
+            staging.prepare(source)(stream)
+            addresses.append(staging.memory.handle)
         return addresses
 
     def _execute(self, addresses: tuple[int, ...], stream: int) -> None:
@@ -212,20 +212,20 @@ class DeviceContext:
         """Runs the plans, and copies each output to a fresh host array while the next is on its way."""
         leases = [(name, pool.lend(stream)) for name, _, pool in self._pools]
         self._execute((*addresses, *(lease.memory.handle for _, lease in leases)), stream)
-        outlets = {name: self.outlet(name) for name in self.loaded.types}
+        stagings = {name: self.output_staging(name) for name in self.loaded.types}
         for name, lease in leases:
-            outlets[name].fetch(lease.memory.handle)(stream)
-            outlets[name].mark(stream)
+            stagings[name].fetch(lease.memory.handle)(stream)
+            stagings[name].mark(stream)
         self.order.leave(stream, owner)
         fresh = {name: empty(type) for name, type in self.loaded.types.items()}
-        for name, outlet in outlets.items():
-            outlet.deliver(fresh[name])
+        for name, staging in stagings.items():
+            staging.deliver(fresh[name])
         return fresh
 
-    def outlet(self, name: str) -> Outlet:
-        found = self._outlets.get(name)
+    def output_staging(self, name: str) -> OutputStaging:
+        found = self._output_staging.get(name)
         if found is None:
-            found = self._outlets[name] = Outlet(self.loaded.types[name], self.device)
+            found = self._output_staging[name] = OutputStaging(self.loaded.types[name], self.device)
         return found
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> Any:
@@ -252,11 +252,11 @@ class DeviceContext:
         with self.loaded.named_when_lost(), self.lock, self.device as device:
             check_open(self.lock)
             source = read_checked(f"state {name}", array, type, device.stream, device)
-            inlet = Inlet(f"state {name}", type, self.loaded, self._states[name])
+            staging = InputStaging(f"state {name}", type, self.loaded, self._states[name])
             if source.array is not None:
-                inlet.stage(source.array)
+                staging.stage(source.array)
             self.order.enter(device.stream)
-            inlet.prepare(source)(device.stream)
+            staging.prepare(source)(device.stream)
             self.order.leave(device.stream, device)
             device.synchronize()
 
@@ -280,8 +280,8 @@ class DeviceContext:
             while self._kept:
                 self.device.release(self._kept.pop())
             self._graphs.clear()
-            self._inlets.clear()
-            self._outlets.clear()
+            self._input_staging.clear()
+            self._output_staging.clear()
             self._states.clear()
             self._arena = None
             for _, _, pool in self._pools:

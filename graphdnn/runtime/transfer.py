@@ -8,6 +8,7 @@ import numpy as np
 
 from graphdnn.ir.region import ALIGNMENT
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.lazy import cached_property
 from graphdnn.runtime.buffers import Memory, Pinned
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.loaded import LoadedGraph, laid_out
@@ -22,8 +23,8 @@ def reads_in_place(source: Source, type: TensorType) -> bool:
     return not source.on_host and source.address % ALIGNMENT == 0 and source.lies_as(type)
 
 
-class Inlet:
-    """Memory that one array is copied into where it cannot be read in place: from the host, or in another layout."""
+class InputStaging:
+    """A staging buffer for an array that plans cannot read in place: it is on the host, or lies in another layout."""
 
     def __init__(self, who: str, type: TensorType, loaded: LoadedGraph, memory: Memory | None = None) -> None:
         self._who = who
@@ -31,20 +32,19 @@ class Inlet:
         self._loaded = loaded
         self._nbytes = type.span_bytes
         self.memory = memory or loaded.device.allocate(self._nbytes)
-        self._pinned: Pinned | None = None
 
     def stage(self, array: Array) -> None:
-        """Copies a host array to where the device fetches it.  Earlier fetches must be over."""
-        if self._pinned is None:
-            self._pinned = self._loaded.device.pinned(self._nbytes)
+        """Copies a host array to pinned memory, from where the device fetches it.  Earlier fetches must be over."""
         np.copyto(self._pinned.array(self._type), array)
 
+    @cached_property
+    def _pinned(self) -> Pinned:
+        return self._loaded.device.pinned(self._nbytes)
+
     def prepare(self, source: Source) -> Command:
-        """What brings a source in when put on a stream; a host array must have been staged before it runs."""
+        """The command that copies a source into `memory`; a host array must have been staged before it runs."""
         device, target, nbytes = self._loaded.device, self.memory.handle, self._nbytes
         if source.on_host:
-            if self._pinned is None:
-                self._pinned = device.pinned(nbytes)
             pinned = self._pinned.handle
             return lambda stream: device.upload(target, pinned, nbytes, stream)
         address = source.address
@@ -54,8 +54,8 @@ class Inlet:
         return lambda stream: plan.enqueue([address, target], stream, 0)
 
 
-class Outlet:
-    """Pinned memory through which one output reaches the host."""
+class OutputStaging:
+    """A staging buffer in pinned memory through which one output reaches the host."""
 
     def __init__(self, type: TensorType, device: CudaDevice) -> None:
         self._type = type
@@ -65,10 +65,12 @@ class Outlet:
         self._done = device.event()
 
     def fetch(self, address: int) -> Command:
+        """The command that copies the output from `address` on the device to pinned memory."""
         device, pinned, nbytes = self._device, self._pinned.handle, self._nbytes
         return lambda stream: device.download(pinned, address, nbytes, stream)
 
     def mark(self, stream: int) -> None:
+        """Records that the output is in pinned memory once the work so far on a stream is done."""
         self._device.record(self._done, stream)
 
     def deliver(self, target: Array) -> None:

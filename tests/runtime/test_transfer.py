@@ -35,18 +35,18 @@ class Noting(FakeDevice):
 def device(monkeypatch: pytest.MonkeyPatch) -> Noting:
     """Notes the host's own copies to and from pinned memory too."""
     device = Noting()
-    stage, deliver = transfer.Inlet.stage, transfer.Outlet.deliver
+    stage, deliver = transfer.InputStaging.stage, transfer.OutputStaging.deliver
 
-    def staged(inlet: transfer.Inlet, array: Array) -> None:
+    def staged(staging: transfer.InputStaging, array: Array) -> None:
         device.notes.append(f"host copies {array.nbytes} bytes in")
-        stage(inlet, array)
+        stage(staging, array)
 
-    def delivered(outlet: transfer.Outlet, target: Array) -> None:
-        deliver(outlet, target)
+    def delivered(staging: transfer.OutputStaging, target: Array) -> None:
+        deliver(staging, target)
         device.notes.append(f"host copies {target.nbytes} bytes out")
 
-    monkeypatch.setattr(transfer.Inlet, "stage", staged)
-    monkeypatch.setattr(transfer.Outlet, "deliver", delivered)
+    monkeypatch.setattr(transfer.InputStaging, "stage", staged)
+    monkeypatch.setattr(transfer.OutputStaging, "deliver", delivered)
     return device
 
 
