@@ -97,7 +97,7 @@ class Solution(NamedTuple):
 
 
 @dataclass
-class Problem:
+class CoverSearch:
     """One component's search: bids by their first node, the bit set to cover, each node's descendants.
 
     `least` is a lower bound on the whole cost; with `ordered` covers whose regions wait for each other are refused.
@@ -112,7 +112,7 @@ class Problem:
     met_cycle: bool = False
 
     @staticmethod
-    def of(graph: Graph, part: Component, offers: Sequence[Offer], wanted: int) -> Problem:
+    def of(graph: Graph, part: Component, offers: Sequence[Offer], wanted: int) -> CoverSearch:
         place = {n: i for i, n in enumerate(part.nodes)}
         above, below = closures(graph, place)
         weights = [(not isinstance(n.op, Elementwise), n.flops) for n in part.nodes]
@@ -134,9 +134,9 @@ class Problem:
             begins[places[0]].append(
                 Bid(index, mask, up & outside, down & outside, ticks(offers[index]), share, strays)
             )
-        return Problem(part.nodes, tuple(map(tuple, begins)), to_cover, tuple(below), sum(shares))
+        return CoverSearch(part.nodes, tuple(map(tuple, begins)), to_cover, tuple(below), sum(shares))
 
-    def without_order(self) -> Problem:
+    def without_order(self) -> CoverSearch:
         """The same search with cycles allowed, which tells what they ruled out."""
         return replace(self, ordered=False, met_cycle=False)
 

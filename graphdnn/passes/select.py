@@ -14,7 +14,7 @@ from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.region import Region
 from graphdnn.ir.views import is_free
-from graphdnn.passes.cover_search import Component, Offer, Problem, bits
+from graphdnn.passes.cover_search import Component, CoverSearch, Offer, bits
 
 __all__ = ["Cover", "Offer", "select"]
 
@@ -44,12 +44,12 @@ def select(graph: Graph, offers: Sequence[Offer]) -> Cover:
     picks: list[int] = []
     exact = True
     for component in components(graph, offers, cheapest_by_mask(offers, conflicts)):
-        problem = Problem.of(graph, component, offers, wanted)
-        found = problem.solve()
+        search = CoverSearch.of(graph, component, offers, wanted)
+        found = search.solve()
         exact &= found.exact
         picks += found.picks
-        if problem.met_cycle and found.exact:
-            free = problem.without_order().solve()
+        if search.met_cycle and found.exact:
+            free = search.without_order().solve()
             if free.exact and free.ticks < found.ticks:
                 conflicts |= {i: CYCLIC for i in on_cycles(graph, offers, free.picks) if i not in found.picks}
     ordered = run_order(graph, [offers[i] for i in picks])

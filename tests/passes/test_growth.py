@@ -14,7 +14,7 @@ from graphdnn.engines.answers import ANSWERS
 from graphdnn.engines.nvrtc import demand
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.ir.graph import Graph
-from graphdnn.passes.cover_search import Problem
+from graphdnn.passes.cover_search import CoverSearch
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.layout.assign import assign_layouts
 from tests.planned import H200
@@ -62,7 +62,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, called)
 
     count(NvrtcEngine, "supports")
-    count(Problem, "extend")
+    count(CoverSearch, "extend")
     count(demand, "emit_node")
     ANSWERS.clear()
     return counts

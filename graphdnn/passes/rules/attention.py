@@ -6,20 +6,20 @@ float32, and repeat heads of K and V.  K is found transposed, by a node or by it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite, isinf, prod
 
 import numpy as np
 
 from graphdnn.answer import Code, Decline
-from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Expand, Reshape, Transpose
 from graphdnn.ir.ops.pointwise import Cast, Pointwise
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array
+from graphdnn.passes.constants import LARGEST_KNOWN, known_array
 from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, first_decline, fn, number_of, one_of
 from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
 from graphdnn.passes.rules.movement import RESHAPES
@@ -27,9 +27,6 @@ from graphdnn.passes.rules.pointwise import is_exact_widening
 
 MASKED = -3e4
 """A score at most this much is no score: weights of e ** -30000 are 0 in every type, and float16 ends at -65504."""
-
-LARGEST_MASK = 1 << 26
-"""Elements up to which a constant mask is looked at, to see whether it is causal."""
 
 
 def widens(node: Node) -> bool:
@@ -144,7 +141,7 @@ def leaves_the_rest(found: Match, allowed: Array, fill: float) -> Decline | None
 
     The bias must keep a key nearer to no bias than to `fill`, beside which hidden keys are no score at all.
     """
-    if found["product"].type.size > LARGEST_MASK or (bias := known_array(found["bias"], found.graph)) is None:
+    if found["product"].type.size > LARGEST_KNOWN or (bias := known_array(found["bias"], found.graph)) is None:
         return Decline(
             Code.ATTRIBUTE,
             f"hidden scores are {fill!r} and the bias is known at run time only: a row whose other keys it hides would "
@@ -161,39 +158,6 @@ def allowed_keys(found: Match) -> Array | None:
     name = "mask" if "mask" in found else "hidden"
     known = known_array(found[name], found.graph)
     return known if known is None or name == "mask" else ~known
-
-
-def known_array(value: Value, graph: Graph) -> Array | None:
-    """What a value computed from constants alone holds; None where something else goes in, or data is not here."""
-    payload = known_payload(value, graph) if value.type.size <= LARGEST_MASK else None
-    return payload.array() if payload is not None and payload.has_data else None
-
-
-def known_payload(value: Value, graph: Graph) -> Payload | None:
-    """What `value` is computed from constants as, each value looked at once."""
-    known: dict[Value, Payload | None] = {}
-    waiting = [value]
-    while waiting:
-        last = waiting[-1]
-        node = graph.producer.get(last)
-        if node is None:
-            known[waiting.pop()] = graph.payloads[last.name] if graph.constants.get(last.name) is last else None
-            continue
-        tensors = [v for v in node.operands if v.literal is None]
-        before = [v for v in tensors if v not in known]
-        if any(known.get(v, v) is None for v in tensors):
-            known[waiting.pop()] = None
-        elif before:
-            waiting.extend(before)
-        else:
-            parts = tuple(part for v in node.operands if (part := operand_part(v, known)) is not None)
-            compute = Compute(node.op, parts, node.operand_types, node.results.index(last))
-            known[waiting.pop()] = Payload(last.type, compute=compute)
-    return known[value]
-
-
-def operand_part(value: Value, known: Mapping[Value, Payload | None]) -> Payload | float | None:
-    return known[value] if value.literal is None else value.literal
 
 
 def attention(make: Emitter, found: Match) -> Value:
