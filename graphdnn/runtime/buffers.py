@@ -11,8 +11,10 @@ from graphdnn.ir.types import Array, TensorType
 
 
 class Memory:
-    """Memory aligned to 256 bytes at the address `handle`.  `owner` holds it: it is given back when nobody refers to
-    that any more, or by `close`."""
+    """Memory aligned to MEMORY_ALIGNMENT at the address `handle`.
+
+    `owner` holds it: it is given back when nobody refers to that any more, or by `close`.
+    """
 
     __slots__ = ("__weakref__", "handle", "nbytes", "owner")
 

@@ -171,7 +171,7 @@ class CudaDevice:
         return check(what, result)
 
     def allocate(self, nbytes: int) -> Memory:
-        """Device memory aligned to 256 bytes.  Raises ExecutionError when there is not enough."""
+        """Device memory aligned to MEMORY_ALIGNMENT.  Raises ExecutionError when there is not enough."""
         with self:
             buffer = self._buffer(self._device_memory, nbytes)
             return Memory(int(buffer.handle), nbytes, buffer)
@@ -338,7 +338,7 @@ class HostDevice:
         """Nothing was made current."""
 
     def allocate(self, nbytes: int) -> Memory:
-        """Host memory aligned to 256 bytes."""
+        """Host memory aligned to MEMORY_ALIGNMENT."""
         raw = np.zeros(nbytes + MEMORY_ALIGNMENT, np.uint8)
         return Memory(aligned(raw.ctypes.data), nbytes, raw)
 

@@ -93,6 +93,8 @@ _exported: dict[int, tuple[Any, ...]] = {}
 """What each exported structure needs to stay alive, by its address, until its consumer calls the deleter."""
 
 
+# What the deleters need they hold as defaults: a consumer may let go of a tensor while the interpreter ends, when the
+# names of this module are gone already.
 def _forget(address: int, exported: dict[int, tuple[Any, ...]] = _exported) -> None:
     exported.pop(address, None)
 
@@ -104,7 +106,7 @@ def _forget_untaken(
     is_named: Any = _dying_named,
     pointer: Any = _dying_pointer,
 ) -> None:
-    """A capsule that nobody took still owns its tensor; one that was taken has been renamed."""
+    """Destructor of a capsule: one that no consumer took, and so did not rename, still owns its tensor."""
     for name in names:
         if is_named(capsule, name):
             exported.pop(pointer(capsule, name), None)
@@ -161,12 +163,12 @@ def describe(capsule: object) -> Description:
     code, bits, lanes = element.code, element.bits, element.lanes
     dtype = ELEMENTS.get((code, bits)) if lanes == 1 else None
     return Description(
-        (tensor.data or 0) + tensor.byte_offset,
-        tuple(tensor.shape[:rank]),
-        tuple(tensor.strides[:rank]) if tensor.strides else None,
-        dtype,
-        dtype.name if dtype is not None else f"DLPack type {code} of {bits} bits and {lanes} lanes",
-        device.kind,
-        device.ordinal,
-        isinstance(managed, Versioned) and bool(managed.flags & READ_ONLY),
+        address=(tensor.data or 0) + tensor.byte_offset,
+        shape=tuple(tensor.shape[:rank]),
+        strides=tuple(tensor.strides[:rank]) if tensor.strides else None,
+        dtype=dtype,
+        element=dtype.name if dtype is not None else f"DLPack type {code} of {bits} bits and {lanes} lanes",
+        kind=device.kind,
+        ordinal=device.ordinal,
+        read_only=isinstance(managed, Versioned) and bool(managed.flags & READ_ONLY),
     )

@@ -9,8 +9,9 @@ from pydantic import Field
 from graphdnn.saved.records import Strict
 from graphdnn.target import Target
 
-TOLD = ("driver_release",)
-"""Facts that files state and nobody compares: what was built under one release of the driver runs under another."""
+UNCOMPARED = ("driver_release",)
+"""Facts that a file states for its reader and that may differ where it is loaded: what was built under one release of
+the driver runs under another."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
@@ -66,7 +67,7 @@ def difference(saved: dict[str, str], here: dict[str, str]) -> str:
 
 def compared(there: dict[str, str], here: dict[str, str]) -> list[str]:
     """The facts in which a file may differ from where it is read, each once."""
-    return [name for name in dict.fromkeys((*there, *here)) if name not in TOLD]
+    return [name for name in dict.fromkeys((*there, *here)) if name not in UNCOMPARED]
 
 
 def named(name: str, environment: dict[str, str]) -> str:

@@ -29,7 +29,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Scratch:
-    """A kernel argument: an address `offset` bytes into the plan's workspace, which is aligned to 256 bytes."""
+    """A kernel argument: an address `offset` bytes into the plan's workspace, which is aligned to MEMORY_ALIGNMENT."""
 
     offset: int = 0
 

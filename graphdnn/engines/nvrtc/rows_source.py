@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from graphdnn.engines.contract import aligned
 from graphdnn.engines.nvrtc.emit import BOUNDS, emit_node, literal, prelude, register, storage, template
 from graphdnn.engines.nvrtc.indexing import offset_terms, split_index
 from graphdnn.engines.nvrtc.recipe import Argument, Kernel, Pairs, Recipe, Scratch, buffers, parameter_names, parameters
@@ -70,13 +71,13 @@ def in_place(region: Region, program: Program, layout: Layout) -> Pairs:
 
 
 def scratch(program: Program, layout: Layout) -> tuple[dict[Term, int], int]:
-    """Where the blocks' shares of each fold lie in the workspace, and its size."""
+    """Bytes into the workspace at which the blocks' partial results of each fold start, and the bytes of it all."""
     offsets: dict[Term, int] = {}
     end = 0
     for fold in (t for t in program.terms if t.fold):
         offsets[fold] = end
         entries = layout.row_vectors * layout.splits * (layout.width if layout.across else 1)
-        end += -(-entries * accumulator(fold).itemsize // 256) * 256
+        end += aligned(entries * accumulator(fold).itemsize)
     return offsets, end
 
 
