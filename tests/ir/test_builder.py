@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import graphdnn as gd
+from graphdnn.ir.builder.pointwise import PointwiseMethods
 from graphdnn.ir.ops.pointwise import FUNCTIONS
 
 BIG_ENDIAN = np.arange(6, dtype=">f4").reshape(2, 3)
@@ -30,6 +31,14 @@ def test_constants_are_plain_arrays_in_native_order(tmp_path) -> None:
             assert type(stored) is np.ndarray
             assert stored.dtype.isnative
             np.testing.assert_array_equal(stored, wanted)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_methods_made_from_the_table_are_declared(fn: str) -> None:
+    """Type checkers and editors see those methods that have a line of their own, or are written out."""
+    method = getattr(PointwiseMethods, fn, None)
+    is_made = method is not None and method.__code__.co_name != fn
+    assert not is_made or fn in PointwiseMethods.__annotations__, f"ir/builder/pointwise.py has no line for {fn}"
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8", "int32", "int64"])
