@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 CPU_BANDWIDTH = 20e9
 CPU_RATE = 50e9
+"""Bytes/s and operations/s that numpy is taken to reach, in round numbers: estimates for the CPU decide nothing between
+engines, since there is one."""
 
 WORDS = ("auto", "cpu", "cuda")
 """Targets that are meant by a word: machines that are here."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from io import StringIO
 from typing import Any
 from unicodedata import category
@@ -23,8 +24,14 @@ RULED = "\n".join(("    ", "    ", " -- ", *["    "] * 5)) + "\n"
 """A rule below the headings and no other line, as rich's boxes are spelt; ASCII, which every output can show."""
 
 SHOWN_LINES = 4
+"""Lines that are shown under a region."""
+
 SHOWN_NAMES = 3
+"""Names of further regions of which the same holds that are shown."""
+
 SHOWN_CHANGES = 8
+"""Lines that are shown of what one pass changed."""
+
 CLOSE = 1.5
 """Another engine for the same work is named up to this multiple of the chosen one's estimate."""
 
@@ -32,6 +39,8 @@ OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode's categories of control and format characters, lone surrogates, and separators of lines."""
 
 TROUBLE = ("failed", "wrong", "conflict", "excluded")
+"""Verdicts of plans and answers that something kept from being chosen."""
+
 BESIDE_THE_POINT = ("op", "pattern")
 """Codes that say no more than that an engine is for other work, where the set of nodes is that of the region."""
 
@@ -129,11 +138,26 @@ def table(report: CompileReport) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines() if line.strip())
 
 
+class Rank(IntEnum):
+    """What a line under a region teaches, the most useful first; of a region's lines the first few are shown."""
+
+    FIX = 0
+    """A change that would be accepted; each is told once in all of the text."""
+    TROUBLE = 1
+    """What failed or was ruled out."""
+    REFUSED = 2
+    """Why another engine does not take the same work."""
+    LARGER = 3
+    """Why the region does not hold more."""
+    CLOSE = 4
+    """Another engine that takes nearly as little time."""
+
+
 @dataclass(frozen=True)
 class Lesson:
     """One line under a region.  Lessons of two regions that differ in `text` only, with equal `kind`, are alike."""
 
-    rank: int
+    rank: Rank
     kind: tuple[str | None, ...]
     text: str
 
@@ -143,7 +167,7 @@ def grouped(report: CompileReport) -> list[str]:
     groups: dict[object, list[tuple[RegionReport, list[Lesson]]]] = {}
     said: set[str] = set()
     for region in report.regions:
-        found = [one for one in lessons(region, report.regions) if one.rank or one.text not in said]
+        found = [one for one in lessons(region, report.regions) if one.rank != Rank.FIX or one.text not in said]
         said.update(one.text for one in found)
         if found:
             key = (region.pattern, region.engine, tuple(one.kind for one in found))
@@ -167,15 +191,16 @@ def lessons(region: RegionReport, regions: Sequence[RegionReport]) -> list[Lesso
     same = [c for c in region.alternatives if is_same_work(c, region)]
     larger = sorted((c for c in region.alternatives if encloses(c, region)), key=extent)
     fixable = {(c.engine, c.fix.sentence): c for c in reversed((*same, *larger)) if c.fix and c.verdict == "declined"}
-    found = [lesson(0, c, c.fix.attribute if c.fix else None) for c in fixable.values()]
-    found += [lesson(1, c) for c in region.alternatives if c.verdict in TROUBLE]
-    found += [lesson(2, c) for c in same if c.verdict == "declined" and not c.fix and c.code not in BESIDE_THE_POINT]
-    found += [lesson(2, c) for c in refused_parts(region)] if region.last_resort else []
+    found = [lesson(Rank.FIX, c, c.fix.attribute if c.fix else None) for c in fixable.values()]
+    found += [lesson(Rank.TROUBLE, c) for c in region.alternatives if c.verdict in TROUBLE]
+    declined = (c for c in same if c.verdict == "declined" and not c.fix and c.code not in BESIDE_THE_POINT)
+    found += [lesson(Rank.REFUSED, c) for c in declined]
+    found += [lesson(Rank.REFUSED, c) for c in refused_parts(region)] if region.last_resort else []
     found += next_larger(region, larger, regions)
     costs = dict.fromkeys(text for text in (region.ruled_out, *(c.ruled_out for c in same)) if text)
-    found += [Lesson(1, ("ruled out",), f"excluded: {text}") for text in costs]
+    found += [Lesson(Rank.TROUBLE, ("ruled out",), f"excluded: {text}") for text in costs]
     close = [c for c in same if c.verdict == "slower" and taken(c) <= CLOSE * taken(region)]
-    found += [Lesson(4, ("close", c.engine), f"close: {c.engine} at {taken(c):.1f} us") for c in close]
+    found += [Lesson(Rank.CLOSE, ("close", c.engine), f"close: {c.engine} at {taken(c):.1f} us") for c in close]
     once = {one.text: one for one in sorted(found, key=lambda one: one.rank)}
     return list(once.values())[:SHOWN_LINES]
 
@@ -213,7 +238,7 @@ def encloses(entry: CandidateReport, region: RegionReport) -> bool:
     return set(entry.nodes) >= set(region.nodes) and (whole or extent(entry) > len(ops))
 
 
-def lesson(rank: int, entry: CandidateReport, attribute: str | None = None) -> Lesson:
+def lesson(rank: Rank, entry: CandidateReport, attribute: str | None = None) -> Lesson:
     """An answer in words, with its verdict, engine, pattern and reason, and the change that would be accepted."""
     text = f"{entry.verdict}: {entry.engine} {shorten(entry.pattern)}: {entry.reason}"
     fix = f"\n    to have it: {entry.fix.sentence}" if entry.fix else ""
@@ -233,12 +258,12 @@ def next_larger(
             f"; the {counted(len(parts), 'region')} in its place take {sum(map(taken, parts)):.1f} us" if whole else ""
         )
         text = f"slower: {best.engine} {shorten(best.pattern)} at {taken(best):.1f} us{against}"
-        return [Lesson(3, ("slower", best.engine), text)]
+        return [Lesson(Rank.LARGER, ("slower", best.engine), text)]
     refused = [c for c in larger if c.verdict == "declined" and extent(c) == extent(larger[0])]
     if any(c.fix for c in refused):
         return []
     refused.sort(key=lambda c: (c.code in BESIDE_THE_POINT, c.engine != region.engine))
-    return [lesson(3, c) for c in refused[:1]]
+    return [lesson(Rank.LARGER, c) for c in refused[:1]]
 
 
 def passes(report: CompileReport) -> list[str]:
