@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graphdnn.config import CompileOptions
 from graphdnn.engines.answers import kept_in
-from graphdnn.engines.choose import Chosen, Selector, nothing
+from graphdnn.engines.choose import Chosen, Selector, undecided
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Policy, Store, Support
 from graphdnn.engines.environment import code_digest
 from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
@@ -106,7 +106,7 @@ def compile_for(
         engines_for(machine.kind, options.disabled_engines),
         machine,
         options.policy(),
-        fixed.decided if fixed is not None else nothing,
+        fixed.decided if fixed is not None else undecided,
         threads=THREADS if machine.kind == "cuda" else 1,
         limits=Limits(disabled=options.disabled_plans),
     )

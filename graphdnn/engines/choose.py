@@ -51,26 +51,28 @@ class Decision:
     plan: str
 
 
-def nothing(region: Region) -> Decision | None:
-    """Nothing is decided about any region."""
+def undecided(region: Region) -> Decision | None:
+    """No plan is decided for any region."""
     return None
 
 
-Decided = Callable[[Region], Decision | None]
-"""What was decided of a region before any choosing; None where nothing was."""
+Decisions = Callable[[Region], Decision | None]
+"""The plan that was decided for a region before any choosing; None where none was."""
 
 
 @dataclass
 class Selector:
-    """Asks every engine once about every region and remembers the answers and the plans, by structure.
+    """Asks every engine once about every region, and caches answers, timings and plans by `Region.key`.
 
-    `tuner` times plans where the user asked for it; `threads` build plans at once.  What was `decided` comes first.
+    `decided` names plans that are to be taken without choosing (a lock file's, a cached cover's), `prober` tries plans
+    that may fault in a child process, `tuner` times plans where the user asked for it.  Plans are built in `threads`
+    threads.  `limits` are those of the policy with what the caller adds: disabled plans, memory, scratch.
     """
 
     engines: Sequence[Engine]
     target: Target
     policy: Policy
-    decided: Decided = nothing
+    decided: Decisions = undecided
     prober: Prober | None = None
     tuner: Tuner | None = None
     threads: int = 1
@@ -118,7 +120,7 @@ class Selector:
         return self._offered.get((engine, region.key))
 
     def freely(self, engine: str, region: Region) -> Support | None:
-        """An engine's "yes" to a region if plans might take any scratch; None where it says no even then."""
+        """An engine's "yes" to a region under no limit on scratch memory; None where it says no even then."""
         place = engine, region.key
         if place not in self._freely:
             by_name = {e.name: e for e in self.engines}
@@ -127,8 +129,10 @@ class Selector:
         return self._freely[place]
 
     def least_scratch(self, engine: str, region: Region) -> int | None:
-        """Bytes of scratch that the engine's thriftiest plan takes that nothing but a limit on scratch keeps out; 0
-        where one is not kept out, None where there is none."""
+        """The least bytes of scratch of an engine's plans that only a limit on scratch rules out.
+
+        0 where the engine takes the region as it is, None where other reasons rule all of its plans out.
+        """
         answer, limits = self.answers(region)[engine], replace(self.limits, workspace=None, scratch=None)
         if isinstance(answer, Support):
             return 0
@@ -160,8 +164,11 @@ class Selector:
         return answer.estimated_us if will_be_timed else max(answer.estimated_us, answer.untimed_us)
 
     def promise(self, engine: str, region: Region) -> float:
-        """Microseconds that an engine that takes the region needs: measured; where it could not be measured, estimated;
-        and where nobody tried yet, a bound that no plan undercuts, by bytes and operations and by the estimate."""
+        """Microseconds that an engine that takes the region needs, for a search that may not miss a better cover.
+
+        The measured time where there is one, the estimate where timing found none, and a lower bound where the region
+        was not timed yet: by bytes and operations, and by how far an estimate may be off (TRUST).
+        """
         measured = self.measured(engine, region)
         if measured is not None:
             return measured
@@ -220,7 +227,10 @@ class Selector:
             self._answers[key].update(outcome.refused)
 
     def _settled(self, engine: str, key: str) -> Chosen | Refused | None:
-        """What an engine's plans came to within the scratch that is left: where one was chosen among more, it stays."""
+        """What was found of an engine's plans under the present limit on scratch.
+
+        A plan that was chosen under a looser limit, and keeps to the present one, counts as found under this one too.
+        """
         found, scratch = self._plans.get((engine, key), {}), self.limits.scratch
         if scratch is None or scratch in found:
             return found.get(scratch)
@@ -245,23 +255,24 @@ class Selector:
             self._answers[job.region.key].update(outcome.refused)
 
     def look_beside(self, device: Device) -> None:
-        """Asks engines whose plan for a region was decided elsewhere for those beside it, as if it had not been.
-
-        Of a device that does not work any more nobody proposes plans.
-        """
+        """Adds the plans that engines propose beside each chosen one, which they were not asked for where that one was
+        decided beforehand.  Adds none any more once the device does not work."""
         by_name = {e.name: e for e in self.engines}
-        for (engine, _), by_scratch in self._plans.items():
-            for scratch, found in by_scratch.items():
-                if isinstance(found, Chosen):
-                    region = found.candidate.region
-                    try:
-                        with device:
-                            proposed = by_name[engine].candidates(region, device, self.policy)
-                    except ExecutionError:
-                        return
-                    known = {t.candidate.name for t in found.tried}
-                    rest = () if isinstance(proposed, Decline) else (c for c in proposed if c.name not in known)
-                    by_scratch[scratch] = replace(found, tried=(*found.tried, *map(ranked_lower, rest)))
+        chosen = [
+            (engine, by_scratch, scratch, found)
+            for (engine, _), by_scratch in self._plans.items()
+            for scratch, found in by_scratch.items()
+            if isinstance(found, Chosen)
+        ]
+        for engine, by_scratch, scratch, found in chosen:
+            try:
+                with device:
+                    proposed = by_name[engine].candidates(found.candidate.region, device, self.policy)
+            except ExecutionError:
+                return
+            known = {t.candidate.name for t in found.tried}
+            rest = () if isinstance(proposed, Decline) else (c for c in proposed if c.name not in known)
+            by_scratch[scratch] = replace(found, tried=(*found.tried, *map(ranked_lower, rest)))
 
     def let_go(self) -> None:
         """Drops plans that were built to be timed and not chosen; what was found of them stays."""
@@ -270,7 +281,7 @@ class Selector:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether all that was found holds another time too: nothing failed for a reason of the moment."""
+        """Whether a later compilation would find the same: no plan or engine failed for a transient reason."""
         outcomes = [t for o in self._outcomes.values() for entries in o.tried.values() for t in entries]
         plans = [t for by_scratch in self._plans.values() for found in by_scratch.values() for t in found.tried]
         answers = [a for row in self._answers.values() for a in row.values()]
@@ -279,7 +290,7 @@ class Selector:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether no engine gave an answer that may be another in a minute, or took a region without a plan for it."""
+        """Whether answers may be cached: none is transient, and each engine that took a region had a plan for it."""
         failed = any(isinstance(f, Refused) for by_scratch in self._plans.values() for f in by_scratch.values())
         return not failed and not any(is_of_the_moment(a) for row in self._answers.values() for a in row.values())
 
@@ -315,7 +326,11 @@ class Selector:
 
 
 class Attempt:
-    """The way to an engine's plan for one region: one that was decided or timed, then its own candidates in order."""
+    """Finds an engine's plan for one region: the one that was decided or timed as fastest, else the engine's candidates
+    in order until one builds and runs.
+
+    `advance` builds, in any thread; `settle` runs what was built, one attempt after the other.
+    """
 
     def __init__(self, engine: Engine, region: Region, device: Device, selector: Selector) -> None:
         self._engine = engine
@@ -348,7 +363,7 @@ class Attempt:
         return None
 
     def _next(self) -> Candidate | None:
-        """The next candidate.  What has a name needs no heuristics, which may take half a second."""
+        """The next candidate: first the named one, which needs no heuristics (up to half a second), then theirs."""
         with self._device:
             if self._name is not None:
                 name, self._name = self._name, None
