@@ -3,9 +3,12 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from graphdnn.engines.manifest import MANIFEST
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "graphdnn"
@@ -81,6 +84,19 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+@cache
+def used() -> frozenset[str]:
+    """Full names of all that some module of graphdnn imports, from anywhere but itself, or that the manifest names."""
+    found = {target.partition(":")[0] for target in MANIFEST.values()}
+    for path in FILES:
+        found.update(imports(path) - {module_of(path)})
+    return frozenset(found)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def part_of(module: str) -> str:
     """The part of graphdnn that a module name lies in."""
     return module.split(".")[1] if "." in module else "__init__"
@@ -104,6 +120,14 @@ def test_libraries_stay_in_their_files(path: Path) -> None:
     for module in imports(path):
         allowed = ONLY_IN.get(module.split(".")[0])
         assert allowed is None or where.startswith(allowed), f"{where} may not import {module}; only {allowed} may"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_is_left_out_of_its_list(path: Path) -> None:
+    """A file of ops, rules or fusions, or an engine, that no list, manifest or other module names does nothing."""
+    name = module_of(path)
+    is_entry = name in ("graphdnn", "graphdnn.__main__")
+    assert is_entry or any(u == name or u.startswith(f"{name}.") for u in used()), f"nothing imports {name}"
 
 
 def test_every_part_has_a_place_in_the_order() -> None:
