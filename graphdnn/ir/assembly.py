@@ -16,8 +16,9 @@ import numpy as np
 
 import graphdnn.ir.ops  # noqa: F401  (declares every op)
 from graphdnn.errors import GraphError
-from graphdnn.ir.graph import Graph, Node, Payload, Value, content_digest
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS, Op
+from graphdnn.ir.payload import Payload, content_digest
 from graphdnn.ir.types import BY_TEXT, DTYPES, LARGEST_RANK, LARGEST_SIZE, Array, DType, TensorType, as_dtype
 from graphdnn.ir.writer import GraphWriter
 

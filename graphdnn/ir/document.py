@@ -20,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from graphdnn.errors import GraphError
 from graphdnn.ir.assembly import Assembly, attribute_hints, checked_literal, checked_op, checked_type
 from graphdnn.ir.given import check_arrays, path_of, path_to_write, text_of
-from graphdnn.ir.graph import Graph, Node, Payload, Value, content_digest
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS
+from graphdnn.ir.payload import Payload, content_digest
 from graphdnn.ir.tensorfile import atomic, distinct, read_tensors, write_tensors
 from graphdnn.ir.types import Array, TensorType
 

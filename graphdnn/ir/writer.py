@@ -6,8 +6,9 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.graph import Graph, Node, Owner, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Owner, Value
 from graphdnn.ir.op import Op
+from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import LARGEST_RANK, LARGEST_SIZE, DType, TensorType, promote
 from graphdnn.ir.verify import verify
 

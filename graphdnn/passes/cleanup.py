@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from graphdnn.errors import CompileError
-from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
+from graphdnn.ir.payload import Compute, Payload
 from graphdnn.ir.writer import Rewriter
 from graphdnn.passes.rewrite import Rewritten, finish, rewrite
 from graphdnn.passes.rules.movement import MOVEMENT

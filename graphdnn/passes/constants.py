@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from graphdnn.ir.graph import Compute, Graph, Payload, Value
+from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.payload import Compute, Payload
 from graphdnn.ir.types import Array
 
 LARGEST_KNOWN = 1 << 26

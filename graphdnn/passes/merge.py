@@ -14,13 +14,14 @@ from math import inf, isinf
 import numpy as np
 
 from graphdnn.errors import CompileError
-from graphdnn.ir.graph import Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
 from graphdnn.ir.ops.movement import Concat, Convert, Split
 from graphdnn.ir.ops.pointwise import Bias, Elementwise, Pointwise
 from graphdnn.ir.ops.transposed import ConvTranspose
+from graphdnn.ir.payload import Payload
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import GraphWriter, Rewriter

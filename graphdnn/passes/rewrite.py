@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from graphdnn.answer import Code, Decline, renamed
 from graphdnn.errors import CompileError
-from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
+from graphdnn.ir.payload import Compute, Payload
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import Operand, Rewriter, immediates

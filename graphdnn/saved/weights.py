@@ -9,7 +9,8 @@ import numpy as np
 
 from graphdnn.errors import GraphError, SavedFileError
 from graphdnn.ir.document import assemble, dump, read_model
-from graphdnn.ir.graph import Graph, Payload
+from graphdnn.ir.graph import Graph
+from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.saved.container import Bytes, digest
 from graphdnn.saved.records import LONGEST

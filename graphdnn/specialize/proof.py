@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphdnn.answer import Code, Decline
-from graphdnn.ir.graph import Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
+from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import Array
 from graphdnn.specialize.axes import Pair
 from graphdnn.specialize.facts import Facts, Knowledge

@@ -8,10 +8,10 @@ import pytest
 import graphdnn as gd
 from graphdnn.ir import evaluate
 from graphdnn.ir.evaluate import apply
-from graphdnn.ir.graph import Compute, Payload
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.movement import Convert, Pad, Reshape, Slice, Transpose
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Pointwise
+from graphdnn.ir.payload import Compute, Payload
 from graphdnn.ir.types import TensorType, channels_last
 
 MOVES: tuple[tuple[Op, tuple[int, ...]], ...] = (

@@ -11,10 +11,11 @@ import numpy as np
 from graphdnn.errors import GraphError, in_words
 from graphdnn.ir.builder.arguments import whole_numbers
 from graphdnn.ir.builder.promotion import promoted
-from graphdnn.ir.graph import Graph, Payload, Value
+from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.pointwise import Elementwise, Pointwise
+from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype, bfloat16
 from graphdnn.ir.verify import checked_span
 from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size, in_context

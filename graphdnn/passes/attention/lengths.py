@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphdnn.ir.graph import Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.pointwise import Pointwise
+from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import TensorType, int32
 from graphdnn.ir.writer import Rewriter
 from graphdnn.passes.intervals import interval

@@ -11,9 +11,10 @@ from math import inf
 
 import numpy as np
 
-from graphdnn.ir.graph import Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.pointwise import Select
+from graphdnn.ir.payload import Payload
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, TensorType
 from graphdnn.ir.writer import Rewriter

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from graphdnn.ir.graph import Compute, Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.movement import Convert
+from graphdnn.ir.payload import Compute, Payload
 from graphdnn.ir.types import TensorType, row_major
 from graphdnn.ir.views import is_free
 from graphdnn.ir.writer import Rewriter

@@ -8,12 +8,13 @@ from itertools import pairwise
 import numpy as np
 
 from graphdnn.answer import Code, Decline
-from graphdnn.ir.graph import Graph, Node, Payload, Value
+from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.linear import Conv, MatMul
 from graphdnn.ir.ops.movement import Reshape
 from graphdnn.ir.ops.norm import BatchNorm
 from graphdnn.ir.ops.pointwise import Bias, Cast, Pointwise
 from graphdnn.ir.ops.transposed import ConvTranspose
+from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import Array, DType, TensorType, float16
 from graphdnn.passes.pattern import Is, Match, first_decline, leaves_as
 from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
