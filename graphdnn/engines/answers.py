@@ -1,4 +1,4 @@
-"""What engines answered, kept across compilations and processes: the same question is not asked twice."""
+"""A cache of engines' answers, in memory across compilations and on disk across processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from graphdnn.answer import Decline
-from graphdnn.engines.answers_file import OF_THE_MOMENT, Answer, Place, Question, read_answers, spelled_answers
+from graphdnn.engines.answers_file import UNCACHED, Answer, Place, Question, decode_answers, encode_answers
 from graphdnn.engines.contract import Policy, Store, Support
 from graphdnn.engines.environment import code_digest, is_as_loaded
 from graphdnn.engines.saved import spelled
@@ -28,20 +28,20 @@ KIND = "answers"
 """Kind of the store's entries."""
 
 MOST = 16384
-"""Answers kept, here and in an entry, a kilobyte or so each; a ResNet-50 asks 1233 questions."""
+"""Most answers in memory, and in one entry on disk, of about a kilobyte each; a ResNet-50 asks 1233 questions."""
 
 OURS = "graphdnn.engines."
-"""Where engines live whose code an entry's key stands for; what others answer is kept in this process only."""
+"""Package of the engines whose code `entry_key` covers; answers of other engines are cached in memory only."""
 
 E = TypeVar("E")
 Supports = Callable[[E, Region, Target, Policy], Support | Decline]
 
 
 class Answers:
-    """Answers by question; those that were not asked for longest are forgotten.  Safe to use from several threads.
+    """A least-recently-used cache of answers by question.  Safe to use from several threads.
 
-    A "yes" is about a structure.  A "no" is said in the words of one region, so it answers only where a region has the
-    same names.
+    A "yes" holds for every region with the same key.  A "no" names nodes of the region that it was given for, so it is
+    returned only for regions with the same names (`Region.wording`).
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -58,7 +58,7 @@ class Answers:
         return len(self._kept)
 
     def get(self, question: Question, region: Region) -> Answer | None:
-        """The answer to a question, if it is known in this region's words."""
+        """The cached answer to a question about this region, if there is one."""
         with self._lock:
             found = self._kept.get(question)
             if found is None:
@@ -68,8 +68,8 @@ class Answers:
         return answer if not wording or wording == region.wording else None
 
     def keep(self, question: Question, region: Region, answer: Answer) -> None:
-        """Keeps an answer, but not what is true of the moment only."""
-        if is_of_the_moment(answer):
+        """Caches an answer, unless its code is one of UNCACHED."""
+        if is_uncached(answer):
             return
         with self._lock:
             self._kept[question] = answer, wording_of(answer, region)
@@ -87,19 +87,19 @@ ANSWERS = Answers()
 """Those of this process."""
 
 
-def is_of_the_moment(answer: Answer) -> bool:
-    return isinstance(answer, Decline) and answer.code in OF_THE_MOMENT
+def is_uncached(answer: Answer) -> bool:
+    return isinstance(answer, Decline) and answer.code in UNCACHED
 
 
 def wording_of(answer: Answer, region: Region) -> str:
-    """In whose words an answer about a region is."""
+    """The region's names where an answer mentions them: empty for a "yes"."""
     return "" if isinstance(answer, Support) else region.wording
 
 
 class Notebook:
-    """All that is asked of one graph: first looked up in the store's entry of the graph, at the end written there.
+    """The answers about one graph as an entry of a store.
 
-    The entry is read at the first question that this process cannot answer, and written where one was new.
+    The entry is read at the first question whose answer is not in memory, and written by `close` if any answer is new.
     """
 
     def __init__(self, store: Store, key: Callable[[], str]) -> None:
@@ -113,7 +113,7 @@ class Notebook:
         content = self._store.get(KIND, self._key()) if is_as_loaded() else None
         if content is None:
             return {}
-        found = read_answers(content)
+        found = decode_answers(content)
         if found is None:
             self._store.drop(KIND, self._key())
             text = "cached answers of engines are dropped and asked for anew: the entry is no list of answers"
@@ -121,33 +121,33 @@ class Notebook:
         return found or {}
 
     def recall(self, question: Question, region: Region) -> Answer | None:
-        """What an earlier process was answered, in this region's words."""
+        """The answer that an earlier process stored for this region, if there is one."""
         known = self._known
         answer = known.get((*question, ""))
         return known.get((*question, region.wording)) if answer is None else answer
 
     def note(self, question: Question, region: Region, answer: Answer, is_new: bool) -> None:
-        """Takes down an answer, whoever gave it; `is_new` where it had to be worked out."""
-        if not is_of_the_moment(answer):
+        """Adds an answer to the entry; `is_new` where neither memory nor the store had it."""
+        if not is_uncached(answer):
             self._asked[*question, wording_of(answer, region)] = answer
             self._has_news |= is_new
 
     def close(self) -> None:
-        """Writes down what was asked, beside what stood there, as long as there is room for both."""
+        """Writes the entry if any answer is new: what was asked now, and what it held before if there is room."""
         if not self._has_news or not is_as_loaded():
             return
         both = {**self._known, **self._asked}
         written = both if len(both) <= MOST else dict(list(self._asked.items())[:MOST])
-        self._store.put(KIND, self._key(), spelled_answers(written))
+        self._store.put(KIND, self._key(), encode_answers(written))
 
 
 NOTEBOOK: ContextVar[Notebook | None] = ContextVar("NOTEBOOK", default=None)
-"""That of the compilation that this thread is at."""
+"""The notebook of the compilation that runs in this thread."""
 
 
 @contextmanager
 def kept_in(store: Store, graph: Graph, target: Target, policy: Policy) -> Iterator[None]:
-    """A while in which what this thread asks is about one graph, and its answers are kept in a store."""
+    """A context in which this thread's questions are about one graph, and their answers are stored under its key."""
     notebook = Notebook(store, lambda: entry_key(graph, target, policy))
     token = NOTEBOOK.set(notebook)
     try:
@@ -158,9 +158,9 @@ def kept_in(store: Store, graph: Graph, target: Target, policy: Policy) -> Itera
 
 
 def remembered(supports: Supports[E]) -> Supports[E]:
-    """The same method, which asks only what it does not know yet.
+    """The same method with its answers cached, in memory and in the thread's notebook if there is one.
 
-    For engines whose answers follow from the region's structure, the target and the policy alone.
+    For engines whose answers depend on the region's structure, the target and the policy alone.
     """
     who = f"{supports.__module__}.{supports.__qualname__}"
     is_ours = who.startswith(OURS)
@@ -186,14 +186,16 @@ def remembered(supports: Supports[E]) -> Supports[E]:
 
 @functools.lru_cache(maxsize=64)
 def circumstances(target: Target, policy: Policy) -> str:
-    """Target and policy as part of a key, whichever of several such devices it is; made once, since a key is looked up
-    by its hash."""
+    """Target and policy as part of a key, the same for several equal devices.
+
+    Cached so that equal keys hold the same string object, whose hash is computed once.
+    """
     return repr((replace(target, ordinal=0), policy))
 
 
 def entry_key(graph: Graph, target: Target, policy: Policy) -> str:
-    """Under what the answers about a graph are kept: all of the graph but its weights, the machine, the options that
-    engines see, and the code that answers."""
+    """The store's key of the answers about a graph: the graph without its weights, the target, the policy, and a digest
+    of the code that answers."""
     digest = hashlib.sha256(circumstances(target, policy).encode()).hexdigest()
     return spelled(
         {

@@ -1,8 +1,8 @@
-"""Answers of engines as one entry of a cache: how they are written down, and what of a file is believed.
+"""Answers of engines as one entry of a cache: the JSON format, and the checks when it is read.
 
-A row is five numbers: places of who was asked, under which circumstances, about which region and in whose words in
-tables of texts, and of the answer in the table of answers, which holds each once: a network asks a thousand questions
-and gets a few hundred different answers.
+Texts and answers are stored once each, in tables: a network asks a thousand questions and gets a few hundred different
+answers.  A row is five indices into them: the engine that was asked, target and policy, the region's key, the region's
+wording (see `Place`), and the answer.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from graphdnn.engines.json_fields import count, counts, flag, microseconds, opti
 Answer = Support | Decline
 
 Question = tuple[str, str, str]
-"""Who is asked, under which circumstances, and the region's key."""
+"""The method that is asked, by its qualified name, target and policy as text, and the region's key."""
 
 Place = tuple[str, str, str, str]
-"""A question, and the wording of the region that its answer is said of: empty for a "yes"."""
+"""A question, and the region's names, which its answer mentions (`Region.wording`).  They are empty for a "yes", which
+mentions none and so holds for every region with the same key."""
 
 FORMAT = 1
 
-OF_THE_MOMENT = frozenset({Code.SETUP, Code.TRANSIENT})
-"""Codes of answers that may be others in a minute: what is missing may be installed."""
+UNCACHED = frozenset({Code.SETUP, Code.TRANSIENT})
+"""Codes of refusals that are never cached: a missing package may be installed, a transient failure may not recur."""
 
 TABLES = ("who", "circumstances", "regions", "wordings")
-"""Texts that a row points at, in its order; the answer comes last."""
+"""Tables of texts that a row has indices into, in its order; the index of the answer comes last."""
 
 PARTS = frozenset({"format", *TABLES, "answers", "rows"})
 WIDTH = len(TABLES) + 1
 
 WRITER = json.JSONEncoder(default=repr)
-"""What JSON does not know comes back as something else, and so is not kept."""
+"""Values that JSON lacks become text, which `comes_back` finds unequal, so that such answers are left out."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)
-"""What comes of reading an entry that somebody else wrote."""
+"""Errors that reading an entry of another form raises."""
 
 
-def spelled_answers(answers: Mapping[Place, Answer]) -> bytes:
-    """The answers as JSON, without any that would not come back equal."""
+def encode_answers(answers: Mapping[Place, Answer]) -> bytes:
+    """The answers as JSON, without those that would not be read as equal ones."""
     tables: list[dict[str, int]] = [{} for _ in TABLES]
     numbers: dict[str, int] = {}
     is_sound: dict[str, bool] = {}
@@ -74,8 +75,8 @@ def comes_back(written: str, answer: Answer) -> bool:
         return False
 
 
-def read_answers(content: bytes) -> dict[Place, Answer] | None:
-    """The answers of an entry; None where anything in it is not as `spelled_answers` writes it."""
+def decode_answers(content: bytes) -> dict[Place, Answer] | None:
+    """The answers of an entry; None where anything in it is not as `encode_answers` writes it."""
     try:
         found = json.loads(content)
         if type(found) is not dict or found.keys() != PARTS or found["format"] != FORMAT:
@@ -88,7 +89,7 @@ def read_answers(content: bytes) -> dict[Place, Answer] | None:
 
 
 def placed(rows: list[int], tables: list[tuple[str, ...]], answers: list[Answer]) -> dict[Place, Answer]:
-    """The rows' answers.  Raises ValueError for a place that is in no table, and for words that do not fit."""
+    """The answers by place.  Raises ValueError for an index beyond its table, and for a wording where none belongs."""
     columns = [rows[i::WIDTH] for i in range(WIDTH)]
     sizes = [*map(len, tables), len(answers)]
     if len(rows) % WIDTH or any(max(c, default=-1) >= size for c, size in zip(columns, sizes, strict=True)):
@@ -107,7 +108,7 @@ def answer_of(row: Any) -> Answer:
     if len(row) == len(FIELDS):
         return Support(*[read(value) for read, value in zip(FIELDS.values(), row, strict=True)])
     code, reason, *fix = texts(row)
-    if Code(code) in OF_THE_MOMENT:
+    if Code(code) in UNCACHED:
         raise ValueError(code)
     return Decline(Code(code), reason, Fix(*fix) if fix else None)
 

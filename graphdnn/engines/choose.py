@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.answers import is_of_the_moment
+from graphdnn.engines.answers import is_uncached
 from graphdnn.engines.contract import Candidate, Device, Engine, Plan, Policy, Prober, Support
 from graphdnn.engines.race import TRUST
 from graphdnn.engines.thread_pool import ThreadPool
@@ -292,7 +292,7 @@ class Selector:
     def is_lasting(self) -> bool:
         """Whether answers may be cached: none is transient, and each engine that took a region had a plan for it."""
         failed = any(isinstance(f, Refused) for by_scratch in self._plans.values() for f in by_scratch.values())
-        return not failed and not any(is_of_the_moment(a) for row in self._answers.values() for a in row.values())
+        return not failed and not any(is_uncached(a) for row in self._answers.values() for a in row.values())
 
     def _takers(self, region: Region) -> tuple[tuple[Engine, Support], ...]:
         """Engines that take a region, the cheapest by estimate first."""

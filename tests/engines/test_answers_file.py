@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines.answers_file import FIELDS, OF_THE_MOMENT, Answer, Place, read_answers, spelled_answers
+from graphdnn.engines.answers_file import FIELDS, UNCACHED, Answer, Place, decode_answers, encode_answers
 from graphdnn.engines.contract import Support
 
 YES = Support(
@@ -54,8 +54,8 @@ def test_every_field_is_written_down() -> None:
 def test_answers_come_back_as_they_were() -> None:
     answers = entry(YES, NO, Support(0.0, ""), Support(-0.0, ""), Decline(Code.OP, ""), YES)
     answers["other engine", "h100", "region 0", ""] = YES
-    assert exactly(read_answers(spelled_answers(answers))) == exactly(answers)
-    assert read_answers(spelled_answers({})) == {}
+    assert exactly(decode_answers(encode_answers(answers))) == exactly(answers)
+    assert decode_answers(encode_answers({})) == {}
 
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=8)
@@ -76,7 +76,7 @@ YESES = st.builds(
 )
 NOS = st.builds(
     Decline,
-    st.sampled_from([c for c in Code if c not in OF_THE_MOMENT]),
+    st.sampled_from([c for c in Code if c not in UNCACHED]),
     TEXT,
     st.none() | st.builds(Fix, TEXT, TEXT, TEXT, TEXT),
 )
@@ -84,7 +84,7 @@ NOS = st.builds(
 
 @given(st.lists(YESES | NOS, max_size=6))
 def test_any_answers_come_back(answers: list[Answer]) -> None:
-    assert exactly(read_answers(spelled_answers(entry(*answers)))) == exactly(entry(*answers))
+    assert exactly(decode_answers(encode_answers(entry(*answers)))) == exactly(entry(*answers))
 
 
 @pytest.mark.parametrize(
@@ -104,18 +104,18 @@ def test_any_answers_come_back(answers: list[Answer]) -> None:
         replace(YES, precision=b"float16"),
         replace(NO, reason=None),
         Decline(Code.OP, "", Fix("y", "dtype", 1, "x")),  # type: ignore[arg-type]
-        *[Decline(code, "of the moment") for code in sorted(OF_THE_MOMENT)],
+        *[Decline(code, "of the moment") for code in sorted(UNCACHED)],
     ],
     ids=repr,
 )
 def test_what_would_not_come_back_is_left_out(answer: Answer) -> None:
-    assert read_answers(spelled_answers(entry(YES, answer, NO))) == {
+    assert decode_answers(encode_answers(entry(YES, answer, NO))) == {
         key: value for key, value in entry(YES, answer, NO).items() if value is not answer
     }
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
-    read = json.loads(spelled_answers(entry(YES, NO)))
+    read = json.loads(encode_answers(entry(YES, NO)))
     change(read)
     return json.dumps(read).encode()
 
@@ -169,8 +169,8 @@ SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_what_somebody_else_wrote_is_not_believed(name: str) -> None:
-    assert read_answers(changed(lambda read: None)) == entry(YES, NO)
-    assert read_answers(changed(SPOILT[name])) is None
+    assert decode_answers(changed(lambda read: None)) == entry(YES, NO)
+    assert decode_answers(changed(SPOILT[name])) is None
 
 
 @pytest.mark.parametrize(
@@ -190,15 +190,15 @@ def test_what_somebody_else_wrote_is_not_believed(name: str) -> None:
     ids=lambda c: repr(c[:12]),
 )
 def test_what_is_no_entry_is_not_believed(content: bytes) -> None:
-    assert read_answers(content) is None
+    assert decode_answers(content) is None
 
 
 @given(st.data())
 def test_damage_is_noticed_or_does_no_harm(data: st.DataObject) -> None:
     """A checksum stands before this; without it, whatever is read still has the types of answers."""
-    raw = bytearray(spelled_answers(entry(YES, NO, Support(2.0, "float32"))))
+    raw = bytearray(encode_answers(entry(YES, NO, Support(2.0, "float32"))))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    found = read_answers(bytes(raw))
+    found = decode_answers(bytes(raw))
     if found is not None:
-        assert exactly(read_answers(spelled_answers(found))) == exactly(found)
+        assert exactly(decode_answers(encode_answers(found))) == exactly(found)

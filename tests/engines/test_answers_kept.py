@@ -19,7 +19,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile_for
 from graphdnn.engines import answers, environment
 from graphdnn.engines.answers import ANSWERS, KIND, Notebook, entry_key, kept_in, remembered, structure
-from graphdnn.engines.answers_file import OF_THE_MOMENT, read_answers, spelled_answers
+from graphdnn.engines.answers_file import UNCACHED, decode_answers, encode_answers
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.cublaslt import support as cublaslt
 from graphdnn.engines.cublaslt.engine import CublasLtEngine
@@ -207,7 +207,7 @@ def test_engines_of_others_are_not_kept(with_engines: Callable[..., None]) -> No
     assert not shelf.calls
 
 
-@pytest.mark.parametrize("code", sorted(OF_THE_MOMENT))
+@pytest.mark.parametrize("code", sorted(UNCACHED))
 def test_what_is_true_of_the_moment_is_not_kept(code: Code, with_engines: Callable[..., None]) -> None:
     shelf, absent = Shelf(), oracle()
     absent.answer = Decline(code, "there is no library")
@@ -233,12 +233,7 @@ def test_a_library_that_went_away_is_missed(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"[]",
-        b'{"format": 1}',
-        spelled_answers({("w", "c", "r", ""): Support(1.0, "")}).replace(b"[0, 0", b"[9, 0"),
-    ],
+    [b"", b"[]", b'{"format": 1}', encode_answers({("w", "c", "r", ""): Support(1.0, "")}).replace(b"[0, 0", b"[9, 0")],
 )
 def test_an_entry_that_is_none_is_dropped_with_a_warning(content: bytes, tmp_path: Path) -> None:
     graph, store = net(), DiskStore(tmp_path)
@@ -364,7 +359,7 @@ def test_an_entry_has_no_more_than_is_kept(tmp_path: Path, monkeypatch: pytest.M
         forget()
         compiled(graph, tmp_path, disabled_passes=disabled)
         content = DiskStore(tmp_path).get(KIND, entry_key(graph, H200, Policy()))
-        assert len(read_answers(content or b"") or ()) == most
+        assert len(decode_answers(content or b"") or ()) == most
 
 
 def test_a_compilation_that_fails_leaves_no_notebook(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from examples.models import bert, llama, resnet, unet
 from examples.models.convolutional import half_rounded
 from graphdnn.engines import answers
 from graphdnn.engines.answers import KIND, Answers, Notebook
-from graphdnn.engines.answers_file import Answer, read_answers
+from graphdnn.engines.answers_file import Answer, decode_answers
 from graphdnn.ir.region import Region
 from graphdnn.runtime.cache import DiskStore
 
@@ -45,7 +45,7 @@ def test_all_answers_come_back(model: str, dtype: gd.DType, tmp_path: Path, monk
     worked_out: list[bool] = []
     first = gd.compile(graph, H200, options).report
     (entry,) = DiskStore(tmp_path).entries()
-    kept = read_answers(DiskStore(tmp_path).get(KIND, str(entry.key())) or b"")
+    kept = decode_answers(DiskStore(tmp_path).get(KIND, str(entry.key())) or b"")
     assert len(given) > 50
     assert repr(kept) == repr(given), "equal, and of the same types"
     monkeypatch.setattr(answers, "ANSWERS", Answers())
