@@ -1,6 +1,6 @@
-"""What a plan of today depends on beside its region: the device, its driver, the libraries and this package's code.
+"""What a plan depends on besides its region: the device, its driver, the libraries and this package's code.
 
-Plans and answers are kept under this, so that those of another machine or version are never found.
+It is part of the cache keys of plans and answers, so that those of another machine or version are never found.
 """
 
 from __future__ import annotations
@@ -94,5 +94,5 @@ def code_digest(engine: str | None = None) -> str:
 
 
 def is_as_loaded() -> bool:
-    """Whether the code on disk is what this process runs: it is there, and older than when it was loaded."""
+    """Whether the code on disk is what this process runs: it is there, and was last written before it was loaded."""
     return bool(sources()) and all(source.written <= LOADED for source in sources())

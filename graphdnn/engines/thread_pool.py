@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LOOK_S = 0.05
-"""How often whoever waits for other threads looks whether that is to end."""
+"""Seconds between two looks of a waiting thread at whether its wait is to end."""
 
 
 def never() -> bool:

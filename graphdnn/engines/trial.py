@@ -22,10 +22,15 @@ watches a process that dies in one of them knows which."""
 
 @dataclass(frozen=True)
 class Limits:
-    """What the options allow a plan: at most `workspace` bytes of scratch, and at most `scratch` where intermediates
-    leave no more of the `memory` that the whole arena may take.  `arenas` are larger ones that were planned before,
-    each with the scratch that plans were allowed there.  `disabled` are plans, as engine and the beginning of the name:
-    "cudnn:eng8"."""
+    """What the options allow a plan.
+
+    - `workspace` is workspace_limit: the most bytes of scratch of any plan.
+    - `memory` is the most bytes of the arena, which holds intermediates and scratch, under memory_limit; `scratch` is
+      what intermediates leave of it for a plan.
+    - `arenas` are the arenas that were planned before and exceeded `memory`: for each the scratch that plans were
+      allowed, and its bytes.
+    - `disabled` are plans as "engine:name", or the beginning of the name up to an underscore: "cudnn:eng8".
+    """
 
     workspace: int | None = None
     deterministic: bool = False
@@ -168,7 +173,10 @@ def failure(error: Exception, what: str, candidate: Candidate, device: Device) -
 
 
 def loss(device: Device) -> ContextLostError | None:
-    """The error of a device whose context is lost; libraries tell it by errors of their own, or not at all."""
+    """The error of a device whose context is lost, else None.
+
+    Asked of the device itself, since libraries report a lost context by errors of their own, or not at all.
+    """
     try:
         with device:
             device.synchronize()
@@ -180,7 +188,7 @@ def loss(device: Device) -> ContextLostError | None:
 
 
 def failed(candidate: Candidate, why: Decline) -> Tried:
-    """A plan that failed, and whether that says anything of it."""
+    """The record of a plan that failed: transient where the reason says nothing of the plan."""
     if why.code is not Code.TRANSIENT:
         return Tried(candidate, "failed", str(why))
     return Tried(candidate, "failed", f"{why}; this failure is of the moment and not remembered", is_transient=True)

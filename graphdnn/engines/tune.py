@@ -33,14 +33,14 @@ PLANS = 10
 """Plans of one engine that are timed, in its own order; the best is rarely farther down."""
 
 HOPELESS = 2 * TRUST
-"""An engine whose estimate is this multiple of the least one is not built before the others were timed: that one would
-have to take twice its estimate for this one to matter."""
+"""Multiple of the least estimate above which an engine's plans are not built before the others were timed: the best of
+those would have to take more than twice its estimate for these to be timed at all."""
 
 PROBING = 2
-"""Threads that wait for plans which are tried in a child first, so that they hold up no others."""
+"""Threads of a pool of their own for plans that are tried in a child process first, so that no other plan waits."""
 
 WORTH = 24
-"""Plans that are to be built before it is worth while to start children for that."""
+"""Least number of plans to build for which starting child processes pays."""
 
 BATCH = 8
 """Regions whose plans are built together, before any of them is timed; at most so many are proposed together."""
@@ -372,7 +372,7 @@ def hopeless(job: Job) -> set[str]:
 
 
 def cut(proposed: Sequence[Candidate], limits: Limits) -> int:
-    """How far down the plans of an engine are timed: PLANS of those that no option rules out."""
+    """How many of an engine's plans are considered, so that PLANS of them are such as no option rules out."""
     allowed = [index for index, candidate in enumerate(proposed) if not limits.bars(candidate)]
     return allowed[PLANS] if len(allowed) > PLANS else len(proposed)
 
