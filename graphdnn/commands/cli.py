@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from graphdnn import __version__
+from graphdnn.commands.arguments import add_options
 from graphdnn.commands.cache import add_cache
-from graphdnn.commands.explain import explained, planned
+from graphdnn.commands.explain import add_explain, add_plans
 from graphdnn.errors import GraphDnnError
 
 CLOSED_PIPE = 128 + 13
@@ -83,34 +84,15 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="graphdnn", description=__doc__)
     root.add_argument("--version", action="version", version=f"graphdnn {__version__}")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    explain = commands.add_parser("explain", help="say how a saved graph runs, and why")
-    explain.add_argument(
-        "file", nargs="?", help="a saved graph, which is compiled, or a saved executable or report, which is read"
-    )
-    explain.add_argument(
-        "--diff",
-        nargs=2,
-        metavar=("A", "B"),
-        help="say what changed between two reports (--json prints one), saved executables or graphs; a graph beside a "
-        "report is compiled for its target and with its options; the status is 0 where they are equal, 1 where they "
-        "differ, 2 where one cannot be read",
-    )
-    explain.add_argument(
-        "--target",
-        help="auto (the default), cpu, cuda, or a described device such as h200; a saved executable's graph is "
-        "compiled anew for it",
-    )
-    explain.add_argument("--json", action="store_true", help="print the whole report as JSON")
-    explain.add_argument("--disable-pass", action="append", default=[], metavar="PASS", help="leave a pass out")
-    explain.set_defaults(run=run_answer, answer=explained)
-    plans = commands.add_parser("plans", help="list the candidates of one region: engine, plan, scratch, time, verdict")
-    plans.add_argument("file", help="a saved graph, which is compiled, or a report or executable, which is read")
-    plans.add_argument(
-        "--region", metavar="NAME", help="name of the region, as explain prints it; without it regions are listed"
-    )
-    plans.add_argument("--target", help="auto (the default), cpu, cuda, or a described device")
-    add_options(plans, "compile options, as a report has them", {})
-    plans.set_defaults(run=run_answer, answer=planned)
+    add_explain(commands, run_answer)
+    add_plans(commands, run_answer)
+    add_doctor(commands)
+    add_cache(commands, run_answer)
+    return root
+
+
+def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command, which prints as it goes."""
     doctor = commands.add_parser("doctor", help="check driver, libraries and versions, and say what to install")
     doctor.add_argument(
         "--replay", metavar="FILE", help="run a saved graph plan by plan in a child process, and say which plan fails"
@@ -119,24 +101,6 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--target", help="for --replay: auto (the default), cpu or cuda")
     add_options(doctor, "compile options for --replay, as a report has them", None)
     doctor.set_defaults(run=run_doctor)
-    add_cache(commands, run_answer)
-    return root
-
-
-def add_options(command: argparse.ArgumentParser, help: str, default: dict[str, object] | None) -> None:
-    """The argument by which a command takes compile options."""
-    command.add_argument("--options", type=json_object, default=default, metavar="JSON", help=help)
-
-
-def json_object(text: str) -> dict[str, object]:
-    """An argument that is a JSON object."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"it is no JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"{text} is no JSON object")
-    return found
 
 
 def run_doctor(options: argparse.Namespace) -> int:

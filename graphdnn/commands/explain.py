@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from graphdnn.commands.arguments import add_options
 from graphdnn.commands.cache import Answer
 from graphdnn.errors import CompileError, GraphDnnError
 from graphdnn.spelling import counted, hint
@@ -20,6 +21,42 @@ if TYPE_CHECKING:
 TAKEN = "a graph (of Graph.save), a saved executable (of Executable.save) or a report (of explain --json)"
 DESCRIBED = " (described)"
 """What a report's target ends with where the device was not there."""
+
+
+def add_explain(commands: argparse._SubParsersAction[Any], run: Callable[[argparse.Namespace], int]) -> None:
+    """Adds the command; `run` prints what `options.answer(options)` gives and exits with its status."""
+    explain = commands.add_parser("explain", help="say how a saved graph runs, and why")
+    explain.add_argument(
+        "file", nargs="?", help="a saved graph, which is compiled, or a saved executable or report, which is read"
+    )
+    explain.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("A", "B"),
+        help="say what changed between two reports (--json prints one), saved executables or graphs; a graph beside a "
+        "report is compiled for its target and with its options; the status is 0 where they are equal, 1 where they "
+        "differ, 2 where one cannot be read",
+    )
+    explain.add_argument(
+        "--target",
+        help="auto (the default), cpu, cuda, or a described device such as h200; a saved executable's graph is "
+        "compiled anew for it",
+    )
+    explain.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    explain.add_argument("--disable-pass", action="append", default=[], metavar="PASS", help="leave a pass out")
+    explain.set_defaults(run=run, answer=explained)
+
+
+def add_plans(commands: argparse._SubParsersAction[Any], run: Callable[[argparse.Namespace], int]) -> None:
+    """Adds the command, as `add_explain` does."""
+    plans = commands.add_parser("plans", help="list the candidates of one region: engine, plan, scratch, time, verdict")
+    plans.add_argument("file", help="a saved graph, which is compiled, or a report or executable, which is read")
+    plans.add_argument(
+        "--region", metavar="NAME", help="name of the region, as explain prints it; without it regions are listed"
+    )
+    plans.add_argument("--target", help="auto (the default), cpu, cuda, or a described device")
+    add_options(plans, "compile options, as a report has them", {})
+    plans.set_defaults(run=run, answer=planned)
 
 
 def explained(options: argparse.Namespace) -> Answer:
