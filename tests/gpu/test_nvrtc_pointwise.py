@@ -97,6 +97,17 @@ def test_every_cast(device: CudaDevice, rng: Rng, source: DType) -> None:
     check_region(device, whole(g.build({t: g.cast(x, dtype) for t, dtype in DTYPES.items()})), {"x": array})
 
 
+@pytest.mark.parametrize("source", [t for t in DTYPES.values() if t.is_float], ids=str)
+def test_casts_hold_floats_within_an_integer_type(device: CudaDevice, source: DType) -> None:
+    g = gd.GraphBuilder()
+    x = g.input("x", (17,), source)
+    powers = [2.0**n for n in (7, 8, 15, 31, 32, 63, 64)]
+    with np.errstate(over="ignore"):
+        array = np.array([*powers, *(-p for p in powers), np.inf, -np.inf, np.nan]).astype(source.numpy)
+    integers = {t: dtype for t, dtype in DTYPES.items() if dtype.is_integer}
+    check_region(device, whole(g.build({t: g.cast(x, dtype) for t, dtype in integers.items()})), {"x": array})
+
+
 def test_a_cast_rounds_inside_a_region(device: CudaDevice, rng: Rng) -> None:
     """Float16, rounded, minus itself not rounded: exactly the rounding error, in float32."""
     g = gd.GraphBuilder()

@@ -243,6 +243,25 @@ def test_casts_to_integers_round_toward_zero(value: float) -> None:
     assert found[0] == int(value)
 
 
+@pytest.mark.parametrize("after", INTEGERS, ids=str)
+@pytest.mark.parametrize("before", FLOATS, ids=str)
+def test_casts_hold_floats_within_an_integer_type(before: gd.DType, after: gd.DType) -> None:
+    limits = np.iinfo(after.numpy)
+    ends = [limits.min, limits.max, limits.min - 1, limits.max + 1, limits.max + 0.5, -0.9, 2 * limits.max, -(2.0**100)]
+    with np.errstate(over="ignore"):
+        x = np.array([*map(float, ends), np.inf, -np.inf, np.nan]).astype(before.numpy)
+    found = evaluated(lambda g, v: g.cast(v, after), x)
+    held = [0 if np.isnan(v) else limits.max if v > limits.max else max(v, limits.min) for v in x.tolist()]
+    assert found.tolist() == [int(v) for v in held]
+
+
+@pytest.mark.parametrize("after", [gd.int8, gd.uint8, gd.int32], ids=str)
+def test_casts_between_integers_lose_upper_bits(after: gd.DType) -> None:
+    x = [300, -129, 2**31, -(2**40) - 7]
+    found = evaluated(lambda g, v: g.cast(v, after), np.array(x, np.int64))
+    assert [(int(v) - e) % 2**after.bits for v, e in zip(found, x, strict=True)] == [0] * 4
+
+
 def test_select(rng: np.random.Generator) -> None:
     c, a, b = rng.integers(0, 2, (5, 1)).astype(bool), rng.standard_normal((3, 5, 4)), rng.standard_normal(4)
     found = evaluated(lambda g, *v: g.select(*v), c, a, b)

@@ -201,8 +201,8 @@ class PointwiseMethods(BuilderCore):
     def cast(self, x: Value, dtype: DType, *, name: str | None = None) -> Value:
         """x in another type: rounded to the nearest float, ties to even, or toward zero to an integer; as bool x != 0.
 
-        A cast always rounds, also inside a fused kernel.  NaN, and numbers that an integer type does not
-        hold, become an unspecified number of it, as in PyTorch.
+        A cast always rounds, also inside a fused kernel.  A float beyond an integer type's range gives the nearest end
+        of the range, and NaN gives 0, which PyTorch leaves undefined; an integer loses its upper bits.
         """
         return self._add(Cast(dtype=as_dtype(dtype, name or "cast").name), x, name=name)[0]
 

@@ -107,6 +107,15 @@ def _remainder(a: Array, b: Array) -> Array:
     return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b))).astype(np.result_type(a, b))
 
 
+def _held(x: Array, dtype: DType) -> Array:
+    """Floats rounded toward zero and held within an integer type; NaN gives 0."""
+    limits = np.iinfo(dtype.numpy)
+    wide = np.trunc(x.astype(np.float64))  # of which limits.max + 1 is a number, where limits.max may be none
+    is_above, is_below = wide >= float(limits.max + 1), wide < float(limits.min)
+    inside = np.where(is_above | is_below | np.isnan(wide), 0, wide).astype(dtype.numpy)
+    return np.select([is_above, is_below], [dtype.numpy.type(limits.max), dtype.numpy.type(limits.min)], inside)
+
+
 def _gelu_backward(dy: Array, x: Array) -> Array:
     density = np.exp(-0.5 * x * x) * np.asarray(1 / math.sqrt(2 * math.pi), x.dtype)
     return dy * (0.5 * (1 + _erf(x * np.asarray(math.sqrt(0.5), x.dtype))) + x * density)
@@ -358,7 +367,10 @@ class Bias(Elementwise):
 
 @op("cast")
 class Cast(Elementwise):
-    """y = x rounded to `dtype` (nearest, ties to even); floats to integers toward zero, to bool x != 0."""
+    """y = x rounded to `dtype` (nearest, ties to even); floats to integers toward zero, to bool x != 0.
+
+    A float beyond an integer type's range gives the nearest end of it, NaN gives 0; an integer is taken modulo 2**bits.
+    """
 
     dtype: str
 
@@ -374,6 +386,8 @@ class Cast(Elementwise):
         return (TensorType(x.shape, self.target),)
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
+        if self.target.is_integer and x.dtype.kind not in "iub":
+            return (_held(x, self.target),)
         return (x.astype(self.target.numpy),)
 
 

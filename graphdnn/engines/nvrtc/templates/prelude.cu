@@ -20,16 +20,31 @@ __device__ __forceinline__ u8 widen(u8 x) { return x; }
 __device__ __forceinline__ i32 widen(i32 x) { return x; }
 __device__ __forceinline__ i64 widen(i64 x) { return x; }
 
-// narrow<T>: from any register type to memory type T, rounded once, to nearest even; to integers toward zero.
+// narrow<T>: from any register type to memory type T, rounded once, to nearest even; to integers toward zero.  A float
+// beyond an integer type's range gives the nearest end of it, as the conversion instruction does, and NaN gives 0; an
+// integer loses its upper bits.
 template <class T> struct Narrow {
     template <class V> static __device__ __forceinline__ T from(V x) { return (T)x; }
 };
-// Through int, so that what lies outside wraps as on the host.
+template <> struct Narrow<i32> {
+    static __device__ __forceinline__ i32 from(float x) { return __float2int_rz(x); }
+    static __device__ __forceinline__ i32 from(double x) { return x == x ? __double2int_rz(x) : 0; }
+    template <class V> static __device__ __forceinline__ i32 from(V x) { return (i32)x; }
+};
+template <> struct Narrow<i64> {
+    static __device__ __forceinline__ i64 from(float x) { return x == x ? __float2ll_rz(x) : 0; }
+    static __device__ __forceinline__ i64 from(double x) { return x == x ? __double2ll_rz(x) : 0; }
+    template <class V> static __device__ __forceinline__ i64 from(V x) { return (i64)x; }
+};
 template <> struct Narrow<i8> {
-    template <class V> static __device__ __forceinline__ i8 from(V x) { return (i8)(int)x; }
+    static __device__ __forceinline__ i8 from(float x) { return (i8)max(-128, min(127, Narrow<i32>::from(x))); }
+    static __device__ __forceinline__ i8 from(double x) { return (i8)max(-128, min(127, Narrow<i32>::from(x))); }
+    template <class V> static __device__ __forceinline__ i8 from(V x) { return (i8)x; }
 };
 template <> struct Narrow<u8> {
-    template <class V> static __device__ __forceinline__ u8 from(V x) { return (u8)(int)x; }
+    static __device__ __forceinline__ u8 from(float x) { return (u8)max(0, min(255, Narrow<i32>::from(x))); }
+    static __device__ __forceinline__ u8 from(double x) { return (u8)max(0, min(255, Narrow<i32>::from(x))); }
+    template <class V> static __device__ __forceinline__ u8 from(V x) { return (u8)x; }
 };
 template <> struct Narrow<b8> {
     template <class V> static __device__ __forceinline__ b8 from(V x) { return b8{(unsigned char)(x != (V)0)}; }
