@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphdnn.ir.graph import Node
+from graphdnn.ir.op import Op
 from graphdnn.ir.ops.movement import Expand, Reshape, Squeeze, Transpose, Unsqueeze
 from graphdnn.ir.ops.pointwise import Elementwise
 
@@ -70,29 +72,59 @@ def wide_axes(exact: Shape, padded: Shape) -> list[tuple[int, int, int]]:
     return [(a, n, m) for a, (n, m) in enumerate(zip(exact, padded, strict=True)) if m > 1]
 
 
-def carried(pair: Pair, index: int = 0) -> dict[int, int]:
-    """Axes of operand `index` that are axes of the first result as they are: same positions, same extents."""
+Axes = dict[int, int]
+"""Axes of an operand that are axes of the first result as they are, by their numbers: same positions, same extents."""
+
+
+def carried(pair: Pair, index: int) -> Axes:
+    """The axes of operand `index` that the op carries over to its first result; none where nothing is known of it."""
+    rule = next((rule for kind, rule in CARRYING if isinstance(pair.exact.op, kind)), None)
+    return {} if rule is None else rule(pair, index)
+
+
+def transposed(pair: Pair, index: int) -> Axes:
     op = pair.exact.op
-    rank = len(pair.extents(index)[0])
-    if isinstance(op, Transpose):
-        return {old: new for new, old in enumerate(op.axes)}
-    if isinstance(op, Unsqueeze):
-        places = (a for a in range(rank + len(op.axes)) if a not in op.axes)
-        return dict(enumerate(places))
-    if isinstance(op, Squeeze):
-        return {old: new for new, old in enumerate(a for a in range(rank) if a not in op.axes)}
-    if isinstance(op, Reshape):
-        return {g.before[0]: g.after[0] for g in regrouped(pair) if len(g.before) == len(g.after) == 1}
-    if isinstance(op, Expand):
-        shift = len(op.shape) - rank
-        return {a: a + shift for a, n in enumerate(pair.extents(index)[1]) if n == pair.results()[1][a + shift]}
-    if isinstance(op, Elementwise):
-        marks = tuple(range(2, rank + 2))
-        aligned = op.aligned(index, marks, len(pair.results()[0])) if rank else ()
-        longest = pair.results()[1]
-        return {
-            mark - 2: axis
-            for axis, mark in enumerate(aligned)
-            if mark > 1 and pair.extents(index)[1][mark - 2] == longest[axis]
-        }
-    return {}
+    assert isinstance(op, Transpose)
+    return {old: new for new, old in enumerate(op.axes)}
+
+
+def unsqueezed(pair: Pair, index: int) -> Axes:
+    op, rank = pair.exact.op, len(pair.results()[0])
+    assert isinstance(op, Unsqueeze)
+    return dict(enumerate(a for a in range(rank) if a not in op.axes))
+
+
+def squeezed(pair: Pair, index: int) -> Axes:
+    op, rank = pair.exact.op, len(pair.extents(index)[0])
+    assert isinstance(op, Squeeze)
+    return {old: new for new, old in enumerate(a for a in range(rank) if a not in op.axes)}
+
+
+def reshaped(pair: Pair, index: int) -> Axes:
+    return {g.before[0]: g.after[0] for g in regrouped(pair) if len(g.before) == len(g.after) == 1}
+
+
+def expanded(pair: Pair, index: int) -> Axes:
+    before, after = pair.extents(index)[1], pair.results()[1]
+    shift = len(after) - len(before)
+    return {a: a + shift for a, n in enumerate(before) if n == after[a + shift]}
+
+
+def aligned(pair: Pair, index: int) -> Axes:
+    """Of a pointwise op, whose rules of broadcasting are asked with a shape of which each extent marks its own axis."""
+    op, (before, after) = pair.exact.op, (pair.extents(index)[1], pair.results()[1])
+    assert isinstance(op, Elementwise)
+    marks = op.aligned(index, tuple(range(2, len(before) + 2)), len(after)) if before else ()
+    found = {mark - 2: axis for axis, mark in enumerate(marks) if mark > 1}
+    return {old: new for old, new in found.items() if before[old] == after[new]}
+
+
+CARRYING: tuple[tuple[type[Op], Callable[[Pair, int], Axes]], ...] = (
+    (Transpose, transposed),
+    (Unsqueeze, unsqueezed),
+    (Squeeze, squeezed),
+    (Reshape, reshaped),
+    (Expand, expanded),
+    (Elementwise, aligned),
+)
+"""How each op carries axes over; the classes do not overlap."""
