@@ -267,9 +267,14 @@ def next_larger(
 
 
 def passes(report: CompileReport) -> list[str]:
-    """What each pass changed and nearly changed; what it did several times once, and long lists cut."""
+    """What each pass changed and nearly changed; what it did several times once, and long lists cut.
+
+    Not the casts of promotion, which have a paragraph of their own.
+    """
     paragraphs = []
     for p in report.passes:
+        if p.name == "promote":
+            continue
         refusals = (f"not {r.rule} on {', '.join(r.nodes)}: {r.reason}" for r in p.refusals)
         lines = [f"  {line}" for line in dict.fromkeys((*p.changes, *refusals))]
         if len(lines) > SHOWN_CHANGES:

@@ -163,6 +163,14 @@ def test_passes_say_each_thing_once_and_not_too_much() -> None:
     assert "pass sink" in text
 
 
+def test_a_promotion_is_told_once() -> None:
+    g = gd.GraphBuilder("mixed")
+    x, w = g.input("x", (4, 8), gd.float16), g.input("w", (8, 8), gd.float32)
+    text = gd.compile(g.build({"y": g.matmul(x, w, name="product")}), target=gd.Target.named("h200")).explain()
+    assert "product: A is float16 and is computed in float32" in text
+    assert "cast from" not in text
+
+
 def test_the_summary_counts_and_uses_units() -> None:
     first = explain(report(region("c", "conv", "c"))).splitlines()[0]
     assert first == (
