@@ -27,6 +27,19 @@ CONSUMER_MATRIX_RATE = 1024
 REACH = 0.75
 """Part of a datasheet's peak that large kernels reach."""
 
+FLOAT32_RATE = 256
+"""Operations per cycle and multiprocessor outside the matrix units: 128 multiply-adds, each counted as two.  Devices of
+compute capability 8.0 and below do half as many."""
+
+FLOAT64_RATE = 4
+"""The same in float64 on devices for graphics; those for data centres do many times as many."""
+
+SPECIAL_RATE = 32
+"""Special functions per cycle and multiprocessor."""
+
+GAP_US = 2.0
+"""Microseconds between two kernels in a captured graph, a guess for devices that were not measured."""
+
 UNKNOWN_BANDWIDTH = 3e11
 """Bytes per second where the driver tells no memory clock."""
 
@@ -52,7 +65,7 @@ def describe(device: CudaDevice) -> Target:
 
 
 def from_attributes(device: CudaDevice, versions: dict[str, str]) -> Target:
-    """A description by clocks and counts."""
+    """A description by the counts of multiprocessors and by the clocks, which the driver gives in kHz."""
     found = device.properties()
     major, minor = found.compute_capability_major, found.compute_capability_minor
     cycles = found.multiprocessor_count * found.clock_rate * 1e3
@@ -67,11 +80,11 @@ def from_attributes(device: CudaDevice, versions: dict[str, str]) -> Target:
             "bfloat16": half,
             "tf32": half / 2,
             "int8": 2 * half,
-            "float32": 256 * cycles * REACH,
-            "float64": 4 * cycles,
-            "special": 32 * cycles * REACH,
+            "float32": FLOAT32_RATE * cycles * REACH,
+            "float64": FLOAT64_RATE * cycles,
+            "special": SPECIAL_RATE * cycles * REACH,
         },
-        launch_us=2.0,
+        launch_us=GAP_US,
         compute_capability=(major, minor),
         sm_count=found.multiprocessor_count,
         l2_bytes=found.l2_cache_size,

@@ -1,5 +1,6 @@
-"""Addresses of callers' arrays at a glance: those of well-known types, lying just as a graph reads them, ready on the
-stream of the call.  Whatever a glance cannot vouch for gets the full reading of reading.py, with its messages."""
+"""The fast path to the addresses of callers' arrays: a few attribute checks, for arrays of well-known classes that lie
+as a graph reads them and are ready on the stream of the call.  All others are read in full by reading.py, which also
+has the messages of refusals."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from graphdnn.runtime.arrays import DeviceArray
 from graphdnn.runtime.driver import LEGACY_STREAM
 
 Look = Callable[[Any, int], int]
-"""The address of an array for a call on a stream; 0 where more than a glance is needed."""
+"""Gives the address of an array for a call on a stream; 0 where it has to be read in full."""
 
 NULL_STREAM = 0
 """What other libraries call the legacy default stream."""
 
 
 class Glance:
-    """One input of a graph: `address(array, stream)` in a microsecond where a DLPack exchange takes twenty."""
+    """The fast path of one input: `address` takes a microsecond where a DLPack exchange takes twenty.
+
+    A class of arrays is on it once `learn` was given an array of that class that could be read in place.
+    """
 
     __slots__ = ("_looks", "_ordinal", "_wanted")
 

@@ -1,8 +1,8 @@
-"""Things that live for as long as a caller's captured graph, or one made from it, may replay their addresses.
+"""Keeps things alive for as long as a caller's captured graph, or one made from it, may replay their addresses.
 
-A CUDA user object calls a C function when the last graph that holds it is gone, from a thread and at a moment where
-neither Python nor CUDA may be called.  The function is the C library's own `sem_post` on a semaphore that is looked at
-later.
+A CUDA user object calls a C function once the last graph that holds it is destroyed, in a thread of the driver's where
+neither Python nor CUDA may be called.  So the function is the C library's own `sem_post`, and `sweep` looks later which
+semaphores were posted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFERENCE_MOVES = 1
 """CU_GRAPH_USER_OBJECT_MOVE: the graph takes over our reference."""
 
 DESTRUCTOR_IS_LATE = 1
-"""CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, which the driver wants to be said."""
+"""CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the one flag that the driver accepts: nothing waits for the destructor."""
 
 
 @functools.cache
@@ -91,6 +91,7 @@ def attached(driver: Any, stream: int) -> int | None:
         library.free(semaphore)
         return None
     if int(driver.cuGraphRetainUserObject(captured[3], user_object, 1, REFERENCE_MOVES)[0]):
+        # The semaphore is not freed: the driver posts it at some moment after this.
         driver.cuUserObjectRelease(user_object, 1)
         return None
     return semaphore
