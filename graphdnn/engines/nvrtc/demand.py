@@ -1,7 +1,7 @@
-"""What the asked values of a region need at one place of an index space: loads, conditions, and the work in between.
+"""The loads, conditions and statements that compute values of a region at one point of a kernel's index space.
 
-Movement is no work: it says where the operand lies.  A concat or a pad chooses by the coordinate between what lies
-there, and what lies elsewhere is not loaded.
+Slices, transposes and the like become no statements: they only change where their operand is loaded.  A concat or a pad
+becomes a choice by the coordinate, and what is not chosen is not loaded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.types import DType
 
 MOST_PARTS = 8
-"""Operands of one concat: each is computed at every place, and its elements wait in registers."""
+"""Most operands of one concat: each is computed at every point, and its elements take registers."""
 
 
 class Bound(NamedTuple):
-    """A condition on the place: `low` <= sum of `strides` times the axes of the space < `high`; None: no such end."""
+    """A condition on the point: `low` <= sum of `strides` times the point's indices < `high`; None is no such end."""
 
     strides: tuple[int, ...]
     low: int | None
@@ -31,7 +31,7 @@ class Bound(NamedTuple):
 
 
 class Located(NamedTuple):
-    """Elements of a value: strides along the space, offset of the first, the bounds within which there are any."""
+    """A value in memory: strides along the space, offset of its first element, names of the bounds that must hold."""
 
     value: Value
     strides: tuple[int, ...]
@@ -40,11 +40,11 @@ class Located(NamedTuple):
 
 
 class Demand:
-    """Emits, at one place of a space of `extents`, what the asked values need: each (value, place) once.
+    """Emits the computation of values at one point of a space of `extents`, called once for each value.
 
-    `given` names values that are computed already, such as a matmul's accumulator; what no node of `nodes` produces
-    is loaded.  After all were asked for, `loads` are the loads with the variables that hold them, `bounds` the
-    conditions with theirs, `lines` the work, `flops` its operations.
+    `given` has the C++ expressions of values that are computed already, such as a matmul's sum; values that no node of
+    `nodes` produces are loaded.  After all calls `loads` and `bounds` have the variables that hold each load and each
+    condition, `lines` are the statements in order, and `flops` counts their operations.
     """
 
     def __init__(self, nodes: Sequence[Node], extents: Sequence[int], given: Mapping[Value, str] | None = None) -> None:

@@ -1,8 +1,8 @@
-"""A thread's group of neighbours along one axis: its loads, the pointwise work on each, its stores.
+"""The C++ text by which a thread loads a group of neighbouring elements, computes with each, and stores the results.
 
-Pointwise kernels are nothing else; matmuls and convolutions end in it.  The text that is made here expects the index
-variables it is told, `whole` (the group lies inside), `count` (elements of it that do) and `wide` (see
-`wide_condition`) in scope where the width is more than 1.
+Pointwise kernels consist of it; matmuls, convolutions and pooling end in it.  It reads the index variables that it is
+given by name.  Where groups have more than one element it also reads `whole` (whether the whole group lies inside the
+tensor), `count` (how many of its elements do) and `wide` (see `wide_condition`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LARGEST_PIECE = 16
 
 @dataclass(frozen=True)
 class Access:
-    """One tensor as a kernel walks it: parameter name, the value, strides along the axes of the walk.
+    """How a kernel addresses one tensor: the name of its parameter, the value, and strides along the kernel's axes.
 
-    At the walk's origin it stands `offset` elements into the tensor.  Where the condition `when` does not hold it has
-    no element.
+    Index 0 along all axes is element `offset` of the tensor.  `when` is the C++ condition under which there is an
+    element at the current indices, empty where there always is.
     """
 
     name: str
@@ -52,25 +52,25 @@ class Access:
         return width > 1 and self.strides[axis] == 1 and starts
 
     def piece(self, width: int) -> int:
-        """Bytes at whose multiples a group of it must start to be moved in one go."""
+        """Bytes to which a group's address must be aligned to be moved as vectors."""
         return min(LARGEST_PIECE, width * self.value.type.dtype.itemsize)
 
 
 @dataclass(frozen=True)
 class Store:
-    """One output: where it goes, the expression that goes there, and the condition under which this place has one."""
+    """One output: its access, the C++ expression of the element, and the condition `only` under which it is stored."""
 
     access: Access
     result: str
     only: str = ""
 
 
-def wide_condition(accesses: Sequence[Access], axis: int, width: int) -> str:
-    """Statement that decides whether the addresses allow vector moves: the same for all threads."""
+def wide_condition(accesses: Sequence[Access], axis: int, width: int, name: str = "wide") -> str:
+    """Statement that declares `name`: whether the addresses of all vectors are aligned, the same in all threads."""
     if width == 1:
         return ""
     checks = dict.fromkeys(f"aligned({a.piece(width)}, {a.name})" for a in accesses if a.is_vector(axis, width))
-    return f"const bool wide = {' && '.join(checks) or 'false'};"
+    return f"const bool {name} = {' && '.join(checks) or 'false'};"
 
 
 def held(access: Access, axis: int, width: int) -> str:

@@ -181,7 +181,7 @@ def window(
     lines = [
         f"{register(x.dtype)} pooled[{width}];",
         *fill(width, f"pooled[j] = {neutral(op, x.dtype)};"),
-        wide_condition(list(prologue.loads.values()), axis, width).replace("bool wide", "bool wide_before"),
+        wide_condition(list(prologue.loads.values()), axis, width, "wide_before"),
     ]
     for s, (k, stride, (lo, _), step) in enumerate(zip(op.kernel, op.stride, op.padding, op.steps, strict=True)):
         lines += [
