@@ -133,14 +133,11 @@ class Library:
         names.append("stages" + worded(lt.MatmulStages, config("STAGES_ID"), "STAGES_"))
         names.append(f"splitk{config('SPLITK_NUM')}")
         names.append(f"swizzle{config('CTA_SWIZZLING')}")
-        for word, attribute in (
-            ("cluster", "CLUSTER_SHAPE_ID"),
-            ("inner", "INNER_SHAPE_ID"),
-            ("custom", "CUSTOM_OPTION"),
-        ):
-            value = config(attribute)
-            if value:
-                names.append(word + (worded(lt.ClusterShape, value, "SHAPE_") if word == "cluster" else str(value)))
+        if cluster := config("CLUSTER_SHAPE_ID"):
+            names.append("cluster" + worded(lt.ClusterShape, cluster, "SHAPE_"))
+        for word, attribute in (("inner", "INNER_SHAPE_ID"), ("custom", "CUSTOM_OPTION")):
+            if value := config(attribute):
+                names.append(f"{word}{value}")
         if config("SPLITK_NUM") > 1:  # how the parts are added decides the bits
             names.append("sum" + worded(lt.ReductionScheme, config("REDUCTION_SCHEME"), "").replace("_", ""))
         return Algorithm(
