@@ -105,15 +105,15 @@ class Measured:
         if "reading_seconds" in best:
             settings["reading_seconds"] = best["reading_seconds"]
         return Row(
-            name,
-            1e6 * best["seconds"],
-            self.peers(),
-            0.0,
-            self.error(),
-            None,
-            len(found),
-            best["estimated_us"],
-            settings,
+            name=name,
+            ours_us=1e6 * best["seconds"],
+            peers=self.peers(),
+            floor_us=0.0,
+            error=self.error(),
+            peer_error=None,
+            samples=len(found),
+            estimated_us=best["estimated_us"],
+            settings=settings,
         )
 
 

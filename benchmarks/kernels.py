@@ -115,9 +115,16 @@ def measure(machine: Machine, case: Case, name: str, ceilings: Ceilings, samples
         "regions": plans(exe.report),
     }
     return Row(
-        name, ours_us, times, graph_floor_us(graph, ceilings), errors["ours"], errors[best] if best else None, samples,
-        exe.report.estimated_us, settings,
-    )  # fmt: skip
+        name=name,
+        ours_us=ours_us,
+        peers=times,
+        floor_us=graph_floor_us(graph, ceilings),
+        error=errors["ours"],
+        peer_error=errors[best] if best else None,
+        samples=samples,
+        estimated_us=exe.report.estimated_us,
+        settings=settings,
+    )
 
 
 def main(given: list[str] | None = None) -> int:

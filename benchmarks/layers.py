@@ -231,9 +231,16 @@ def measure(machine: Machine, case: Case, name: str, ceilings: Ceilings, samples
         "regions": plans(exe.report),
     }
     return Row(
-        name, ours_us, cold, graph_floor_us(graph, ceilings), error, errors.get(best) if best else None, samples,
-        exe.report.estimated_us, settings,
-    )  # fmt: skip
+        name=name,
+        ours_us=ours_us,
+        peers=cold,
+        floor_us=graph_floor_us(graph, ceilings),
+        error=error,
+        peer_error=errors.get(best) if best else None,
+        samples=samples,
+        estimated_us=exe.report.estimated_us,
+        settings=settings,
+    )
 
 
 def main(given: list[str] | None = None) -> int:

@@ -228,13 +228,13 @@ def to_channels_last(shape: tuple[int, ...]) -> gd.Graph:
 def cases() -> Iterator[tuple[str, Build]]:
     """Every region by name."""
     half, single = gd.float16, gd.float32
-    for batch, list_, dtype in (
+    for batch, convolutions, dtype in (
         (32, BOTTLENECKS, half),
         (1, BOTTLENECKS, half),
         (8, WIDE, half),
         (32, IN_FLOAT32, single),
     ):
-        for c, k, kernel, stride, extent, tail in list_:
+        for c, k, kernel, stride, extent, tail in convolutions:
             name = f"conv {kernel}x{kernel} s{stride} n{batch} {c}->{k} {extent}x{extent} {tail}".strip()
             name += f" {dtype}" if dtype is single else ""
             yield name, lambda a=(batch, c, k, kernel, stride, extent, tail, dtype): convolution(*a)

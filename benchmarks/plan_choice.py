@@ -75,9 +75,16 @@ def measure(machine: Machine, name: str, ceilings: Ceilings, samples: int, cache
     }
     error = largest_error(found["heuristic"], found["best"])
     return Row(
-        name, times["heuristic"], {"best": times["best"]}, graph_floor_us(graph, ceilings), error, None, samples,
-        heuristic.report.estimated_us, settings,
-    )  # fmt: skip
+        name=name,
+        ours_us=times["heuristic"],
+        peers={"best": times["best"]},
+        floor_us=graph_floor_us(graph, ceilings),
+        error=error,
+        peer_error=None,
+        samples=samples,
+        estimated_us=heuristic.report.estimated_us,
+        settings=settings,
+    )
 
 
 def estimates(report: gd.CompileReport) -> list[dict[str, Any]]:
