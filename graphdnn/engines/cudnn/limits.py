@@ -90,18 +90,24 @@ def convolution(anatomy: Anatomy, policy: Policy) -> Decline | None:
     if problem is not None:
         return problem
     kind = convolution_class(anatomy)
-    if ieee_float32(anchor, policy) and kind not in IEEE:
+    if anatomy.before:
+        problem = prologue(anatomy, anchor)
+        if problem is not None:
+            return problem
+    # Other layouts than channels-last are converted by the plan itself where there is no more than a bias and a relu.
+    is_plain = kind in ("conv", "conv+bias") and isinstance(anchor.op, Conv)
+    problem = None if is_plain else channels_last_all(anatomy, anchor)
+    if problem is None and ieee_float32(anchor, policy) and kind not in IEEE:
         return Decline(
             Code.PRECISION,
             f"{anchor}: no engine of cuDNN is known to compute this in float32 without TF32",
             Fix("options", "precision", "ieee", "tf32"),
         )
-    if anatomy.before:
-        problem = prologue(anatomy, anchor)
-        if problem is not None:
-            return problem
-    if kind in ("conv", "conv+bias") and isinstance(anchor.op, Conv):
-        return None  # other layouts than channels-last are converted by the plan itself
+    return problem
+
+
+def channels_last_all(anatomy: Anatomy, anchor: Node) -> Decline | None:
+    """Every image around a convolution is channels-last."""
     values = {v for n in (anchor, *anatomy.pointwise) for v in (*n.operands, *n.results) if v.literal is None}
     for value in sorted(values, key=lambda v: v.name):
         if value.type.rank in (4, 5) and not lies_channels_last(value.type):

@@ -217,13 +217,27 @@ def test_a_graph_of_more_than_fifty_operations() -> None:
 
 def test_float32_convolutions_only_where_an_engine_is_known() -> None:
     assert ask(convolution(dtype=gd.float32))
-    prologue = closed_prologue(gd.float32)
-    refused = ask(prologue)
+    g = gd.GraphBuilder("summed")
+    x = g.input("x", (3, 24, 9, 7), gd.float32, strides=channels_last((3, 24, 9, 7)))
+    w = g.input("w", (24, 24, 3, 3), gd.float32, strides=channels_last((24, 24, 3, 3)))
+    sums = g.reduce_sum(g.conv(x, w, padding=1), axes=(0, 2, 3), keepdims=True)
+    summed = closed(g, sums)
+    refused = ask(summed)
     assert isinstance(refused, Decline)
     assert refused.code is Code.PRECISION
     assert refused.fix is not None
     assert (refused.fix.attribute, refused.fix.after) == ("precision", "tf32")
+    assert ask(summed, TF32)
     assert ask(product(dtype=gd.float32), TF32)
+
+
+def test_tf32_is_no_remedy_where_something_else_is_in_the_way() -> None:
+    """Work before a float32 convolution is declined with TF32 too: a change of types is what helps."""
+    for policy in (IEEE, TF32):
+        refused = ask(closed_prologue(gd.float32), policy)
+        assert isinstance(refused, Decline)
+        assert refused.fix is not None
+        assert (refused.code, refused.fix.attribute) == (Code.DTYPE, "dtype")
 
 
 def closed_prologue(dtype: DType) -> Region:
