@@ -277,6 +277,18 @@ def test_whole_numbers(device: CudaDevice, case: str, rng: np.random.Generator) 
         assert run.through(built(device, candidate)) == 0, candidate.name
 
 
+def test_whole_numbers_by_a_constant_as_people_write_it(device: CudaDevice, rng: np.random.Generator) -> None:
+    """Row-major weights are laid out along the inner axis at compile time."""
+    g = gd.GraphBuilder()
+    x = g.input("x", (64, 256), gd.int8)
+    w = g.constant(rng.integers(-128, 128, (256, 96)).astype(np.int8))
+    graph = g.build({"y": g.matmul(x, w)})
+    exe = gd.compile(graph, target=device.target)
+    assert [r.engine for r in exe.report.regions] == ["cublaslt"]
+    inputs = {"x": rng.integers(-128, 128, (64, 256)).astype(np.int8)}
+    assert np.array_equal(exe(inputs)["y"], gd.evaluate(graph, inputs)["y"])
+
+
 @pytest.mark.parametrize("source", [gd.float16, gd.bfloat16], ids=str)
 def test_halves_into_float32(device: CudaDevice, source: gd.DType, rng: np.random.Generator) -> None:
     region = product(*CASES["rows"], source, lambda g, y, new: g.cast(y, gd.float32))

@@ -66,9 +66,11 @@ class Assignment:
         """The node with strides on its results, behind the conversions that it needs."""
         operands = [self.rewriter[v] for v in node.operands]
         wanted = layouts_around(node, [v.type for v in operands], self.images, self.promised)
-        for index, strides in enumerate(wanted.operands):
-            if strides is not None and operands[index].literal is None:
-                operands[index] = self.converted(operands[index], strides)
+        for index, (operand, strides) in enumerate(zip(operands, wanted.operands, strict=True)):
+            if strides is None and self.is_constant(operand):
+                strides = next(iter(wanted.constants[index : index + 1]), None)
+            if strides is not None and operand.literal is None:
+                operands[index] = self.converted(operand, strides)
         types = [t.with_strides(s) for t, s in zip(node.result_types, wanted.results, strict=True)]
         results = tuple(replace(v, type=t, owner=None) for v, t in zip(node.results, types, strict=True))
         made = Node(node.name, node.op, tuple(operands), results, node.origins)
@@ -85,8 +87,7 @@ class Assignment:
             return value
         key = (value, wanted.layout)
         if key not in self.made:
-            constant = self.rewriter.writer.constants.get(value.name)
-            self.made[key] = self.relaid(value, wanted) if constant is value else self.convert(value, wanted)
+            self.made[key] = (self.relaid if self.is_constant(value) else self.convert)(value, wanted)
         return self.made[key]
 
     def relaid(self, constant: Value, wanted: TensorType) -> Value:
@@ -113,6 +114,9 @@ class Assignment:
             root = ready = self.convert(value, wanted)
         self.taken.add(root)
         return ready
+
+    def is_constant(self, value: Value) -> bool:
+        return self.rewriter.writer.constants.get(value.name) is value
 
     def is_source(self, value: Value) -> bool:
         writer = self.rewriter.writer

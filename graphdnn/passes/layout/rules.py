@@ -17,7 +17,7 @@ from graphdnn.ir.ops.pool import Pool
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.ops.transposed import ConvTranspose
-from graphdnn.ir.types import TensorType, channels_last, dense_strides, row_major
+from graphdnn.ir.types import TensorType, channels_last, dense_strides, int8, row_major
 
 Strides = tuple[int, ...]
 
@@ -27,10 +27,14 @@ FOLLOWERS: tuple[type[Op], ...] = (Elementwise, Pool, Norm, Softmax, Reduce, Con
 
 
 class Layouts(NamedTuple):
-    """Strides that each operand must have (None: those it has will do), and that each result gets."""
+    """Strides that each operand must have (None: those it has will do), and that each result gets.
+
+    `constants` are strides that an operand should have besides where it is a constant, whose conversion costs nothing.
+    """
 
     operands: tuple[Strides | None, ...]
     results: tuple[Strides, ...]
+    constants: tuple[Strides | None, ...] = ()
 
 
 Rule = Callable[[Op, Sequence[TensorType], Sequence[TensorType]], Layouts]
@@ -100,9 +104,19 @@ def is_matrix(type: TensorType) -> bool:
 
 
 def product(op: Op, operands: Sequence[TensorType], results: Sequence[TensorType]) -> Layouts:
-    """Operands plain or transposed, the result row-major."""
+    """Operands plain or transposed, the result row-major.  Of int8 constants K is contiguous: the integer units read
+    four elements at a time along it, and cuBLASLt multiplies no others."""
     needs = tuple(None if is_matrix(t) else row_major(t.shape) for t in operands)
-    return Layouts(needs, tuple(row_major(r.shape) for r in results))
+    constants = tuple(along(t, axis) for t, axis in zip(operands, (-1, -2), strict=True))
+    return Layouts(needs, tuple(row_major(r.shape) for r in results), constants)
+
+
+def along(type: TensorType, axis: int) -> Strides | None:
+    """Strides of an int8 matrix with this axis innermost; None where it is, and for other types."""
+    if type.dtype != int8 or type.layout[axis] == 1:
+        return None
+    order = [a for a in range(type.rank) if a != axis % type.rank]
+    return dense_strides(type.shape, (*order, axis % type.rank))
 
 
 def has_dense_rows(type: TensorType) -> bool:

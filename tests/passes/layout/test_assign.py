@@ -296,6 +296,31 @@ def test_matmul_takes_matrices_with_one_dense_axis(
     assert [n.operands[0].name for n in converts(graph)] == ["a"] * is_converted
 
 
+def test_int8_constants_are_laid_out_along_the_inner_axis_and_inputs_stay_as_they_are(rng: np.random.Generator) -> None:
+    g = gd.GraphBuilder()
+    x, y = g.input("x", (3, 8, 16), gd.int8), g.input("y", (16, 12), gd.int8)
+    w = g.constant(rng.integers(-9, 9, (3, 16, 12)).astype(np.int8), name="w")
+    a = g.constant(rng.integers(-9, 9, (16, 12)).astype(np.int8), name="a")
+    half = g.constant(rng.standard_normal((16, 12)).astype(np.float16), name="half")
+    given = g.build(
+        {
+            "p": g.matmul(x, w, name="p"),
+            "q": g.matmul(g.transpose(a, (1, 0)), y, name="q"),
+            "r": g.matmul(g.cast(x, gd.float16), half, name="r"),
+        }
+    )
+    graph = assign_layouts(given).graph
+    operands = {n.name: [v.type.layout for v in n.operands] for n in graph.nodes}
+    assert operands["p"] == [(128, 16, 1), (192, 1, 16)]
+    assert operands["q"] == [(1, 12), (12, 1)]  # a view of a constant is none, until it is folded
+    assert operands["r"][1] == (12, 1)
+    assert not converts(graph)
+    check_lawful(graph)
+    inputs = arrays(given, rng)
+    found, expected = gd.evaluate(graph, inputs), gd.evaluate(given, inputs)
+    assert all(np.array_equal(found[n], expected[n]) for n in expected)
+
+
 def test_attention_needs_dense_rows() -> None:
     g = gd.GraphBuilder()
     q, k = (g.input(n, (2, 3, 5, 8), gd.float16) for n in "qk")
