@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from graphdnn.answer import Decline
-from graphdnn.engines.answers_file import UNCACHED, Answer, Place, Question, decode_answers, encode_answers
+from graphdnn.engines.answers_file import UNCACHED, Answer, AnswerKey, Question, decode_answers, encode_answers
 from graphdnn.engines.contract import Policy, Store, Support
 from graphdnn.engines.environment import code_digest, is_as_loaded
 from graphdnn.engines.saved import spelled
@@ -105,11 +105,11 @@ class Notebook:
     def __init__(self, store: Store, key: Callable[[], str]) -> None:
         self._store = store
         self._key = functools.cache(key)
-        self._asked: dict[Place, Answer] = {}
+        self._asked: dict[AnswerKey, Answer] = {}
         self._has_news = False
 
     @cached_property
-    def _known(self) -> dict[Place, Answer]:
+    def _known(self) -> dict[AnswerKey, Answer]:
         content = self._store.get(KIND, self._key()) if is_as_loaded() else None
         if content is None:
             return {}

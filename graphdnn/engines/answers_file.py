@@ -2,7 +2,7 @@
 
 Texts and answers are stored once each, in tables: a network asks a thousand questions and gets a few hundred different
 answers.  A row is five indices into them: the engine that was asked, target and policy, the region's key, the region's
-wording (see `Place`), and the answer.
+wording (see `AnswerKey`), and the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Answer = Support | Decline
 Question = tuple[str, str, str]
 """The method that is asked, by its qualified name, target and policy as text, and the region's key."""
 
-Place = tuple[str, str, str, str]
+AnswerKey = tuple[str, str, str, str]
 """A question, and the region's names, which its answer mentions (`Region.wording`).  They are empty for a "yes", which
 mentions none and so holds for every region with the same key."""
 
@@ -42,18 +42,18 @@ UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)
 """Errors that reading an entry of another form raises."""
 
 
-def encode_answers(answers: Mapping[Place, Answer]) -> bytes:
+def encode_answers(answers: Mapping[AnswerKey, Answer]) -> bytes:
     """The answers as JSON, without those that would not be read as equal ones."""
     tables: list[dict[str, int]] = [{} for _ in TABLES]
     numbers: dict[str, int] = {}
     is_sound: dict[str, bool] = {}
     rows: list[int] = []
-    for place, answer in answers.items():
+    for key, answer in answers.items():
         written = WRITER.encode(row_of(answer))
         if written not in is_sound:
             is_sound[written] = comes_back(written, answer)
         if is_sound[written]:
-            rows += [table.setdefault(word, len(table)) for table, word in zip(tables, place, strict=True)]
+            rows += [table.setdefault(word, len(table)) for table, word in zip(tables, key, strict=True)]
             rows.append(numbers.setdefault(written, len(numbers)))
     words = ", ".join(f'"{name}": {json.dumps(list(table))}' for name, table in zip(TABLES, tables, strict=True))
     return f'{{"format": {FORMAT}, {words}, "answers": [{", ".join(numbers)}], "rows": {json.dumps(rows)}}}'.encode()
@@ -75,7 +75,7 @@ def comes_back(written: str, answer: Answer) -> bool:
         return False
 
 
-def decode_answers(content: bytes) -> dict[Place, Answer] | None:
+def decode_answers(content: bytes) -> dict[AnswerKey, Answer] | None:
     """The answers of an entry; None where anything in it is not as `encode_answers` writes it."""
     try:
         found = json.loads(content)
@@ -83,13 +83,13 @@ def decode_answers(content: bytes) -> dict[Place, Answer] | None:
             return None
         tables = [texts(found[name]) for name in TABLES]
         answers = [answer_of(row) for row in found["answers"]]
-        return placed(counts(found["rows"]), tables, answers)
+        return answers_by_key(counts(found["rows"]), tables, answers)
     except UNREADABLE:
         return None
 
 
-def placed(rows: list[int], tables: list[tuple[str, ...]], answers: list[Answer]) -> dict[Place, Answer]:
-    """The answers by place.  Raises ValueError for an index beyond its table, and for a wording where none belongs."""
+def answers_by_key(rows: list[int], tables: list[tuple[str, ...]], answers: list[Answer]) -> dict[AnswerKey, Answer]:
+    """The answers by key.  Raises ValueError for an index beyond its table, and for a wording where none belongs."""
     columns = [rows[i::WIDTH] for i in range(WIDTH)]
     sizes = [*map(len, tables), len(answers)]
     if len(rows) % WIDTH or any(max(c, default=-1) >= size for c, size in zip(columns, sizes, strict=True)):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines.answers_file import FIELDS, UNCACHED, Answer, Place, decode_answers, encode_answers
+from graphdnn.engines.answers_file import FIELDS, UNCACHED, Answer, AnswerKey, decode_answers, encode_answers
 from graphdnn.engines.contract import Support
 
 YES = Support(
@@ -32,15 +32,15 @@ YES = Support(
 NO = Decline(Code.ALIGNMENT, "%y starts at 2", Fix("y", "alignment", "2", "16"))
 
 
-def place(number: int, answer: Answer) -> Place:
+def place(number: int, answer: Answer) -> AnswerKey:
     return "engine", "h200", f"region {number}", "" if isinstance(answer, Support) else f"words {number}"
 
 
-def entry(*answers: Answer) -> dict[Place, Answer]:
+def entry(*answers: Answer) -> dict[AnswerKey, Answer]:
     return {place(i, a): a for i, a in enumerate(answers)}
 
 
-def exactly(found: dict[Place, Answer] | None) -> str:
+def exactly(found: dict[AnswerKey, Answer] | None) -> str:
     """Equal where types are too: 1 is no 1.0, and 0.0 no -0.0."""
     return repr(found)
 
