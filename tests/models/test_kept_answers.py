@@ -33,7 +33,7 @@ def test_all_answers_come_back(model: str, dtype: gd.DType, tmp_path: Path, monk
     monkeypatch.setattr(answers, "is_as_loaded", lambda: True)
     monkeypatch.setattr(answers, "ANSWERS", Answers())
     graph, options = MODELS[model](dtype), gd.CompileOptions(cache_dir=str(tmp_path))
-    given: dict[answers.Place, Answer] = {}
+    given: dict[answers.AnswerKey, Answer] = {}
     note = Notebook.note
 
     def spied(self: Notebook, question: answers.Question, region: Region, answer: Answer, is_new: bool) -> None:
