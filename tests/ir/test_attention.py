@@ -347,3 +347,12 @@ def test_types_meet_before_anything_is_computed(wide: str, rng: Rng) -> None:
     for found in (gd.evaluate(graph, arrays), gd.compile(graph, target="cpu")(arrays)):
         np.testing.assert_allclose(found["o"], o, rtol=0, atol=1e-13)
         np.testing.assert_allclose(found["lse"], lse, rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_rows_from_the_length_on_are_zero_though_v_is_not_finite(length: int, rng: Rng) -> None:
+    arrays = {**qkv(rng, 1, 2, 1, 5, 3, 2, 4), "q_lengths": np.array([length], np.int32)}
+    arrays["v"][:] = np.nan
+    found = attend(arrays)["o"]
+    assert not found[:, :, length:].any()
+    assert np.isnan(found[:, :, :length]).all()

@@ -135,3 +135,13 @@ def test_averages_of_halves_accumulate_wide() -> None:
 def test_what_does_not_fit_is_refused(call: object, message: str) -> None:
     with pytest.raises(gd.GraphError, match=message):
         inferred(call, ((1, 2, 5, 6), gd.float32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("padding", "extent"), [((1, 0), 3), ((0, 1), 2)])
+def test_with_uneven_padding_the_last_window_begins_in_x_or_the_padding_before_it(
+    padding: tuple[int, int], extent: int
+) -> None:
+    """Windows of 2 begin 2 apart, so that a third one of 4 elements begins at the last of them or behind it."""
+    x = np.arange(1.0, 5).reshape(1, 1, 1, 4)
+    found = evaluated(lambda g, v: g.max_pool(v, kernel=(1, 2), stride=2, padding=((0, 0), padding), ceil_mode=True), x)
+    np.testing.assert_array_equal(found.ravel(), [1, 3, 4] if extent == 3 else [2, 4])
