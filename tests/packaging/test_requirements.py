@@ -1,5 +1,6 @@
 """What an install asks for on each platform, and that all of it fits together and beside a CUDA build of PyTorch."""
 
+import re
 import tomllib
 from collections import defaultdict
 from itertools import chain
@@ -10,7 +11,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 PURE = {"numpy", "scipy", "ml_dtypes", "networkx", "pydantic", "rich"}
@@ -48,10 +50,18 @@ TORCH = {
         "cuda-python": ">=13.0.3,<14",
         "networkx": ">=2.5.1",
     },
+    "2.13.0": {
+        "nvidia-cudnn-cu13": "==9.20.0.48",
+        "nvidia-cublas": "==13.1.1.3",
+        "nvidia-cuda-nvrtc": "==13.0.88",
+        "nvidia-cuda-runtime": "==13.0.96",
+        "cuda-python": ">=13.0.3,<14",
+        "networkx": ">=2.5.1",
+    },
 }
 """What a CUDA build of torch asks for, read off its wheel for Linux on PyPI (Requires-Dist): cuDNN by itself, in 2.12
-cuBLAS too, the rest through cuda-toolkit[cublas,cudart,nvrtc]==13.0.2, whose wheel pins each library.  It asks for
-cuda-bindings, which cuda-python takes in its own version."""
+cuBLAS too, the rest through cuda-toolkit[cublas,cudart,nvrtc]==13.0.2 (13.0.3 in 2.13), whose wheel pins each library.
+It asks for cuda-bindings, which cuda-python takes in its own version."""
 
 
 def required(lines: list[str], sys_platform: str, machine: str, python: str) -> set[str]:
@@ -118,6 +128,11 @@ def test_every_range_holds_what_a_cuda_build_of_torch_pins(release: str) -> None
     assert all(Version(release) in one for one in asked["torch"])
     for name, wanted in TORCH[release].items():
         assert overlap([*asked[name], SpecifierSet(wanted)]), f"torch {release} asks for {name}{wanted}"
+
+
+def test_the_table_has_the_torch_that_is_tested_against() -> None:
+    (tested,) = re.findall(r"^TORCH \?= torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert tested in TORCH
 
 
 def test_the_table_of_torch_has_every_library_that_it_brings() -> None:
