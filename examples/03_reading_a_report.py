@@ -4,7 +4,7 @@ import numpy as np
 
 import graphdnn as gd
 
-g = gd.GraphBuilder("norm_by_hand")
+g = gd.GraphBuilder("activated")
 x = g.input("x", (4096, 1024), gd.float32)
 w = g.constant(np.eye(1024, dtype=np.float32), name="w")
 y = g.gelu(g.matmul(x, w))

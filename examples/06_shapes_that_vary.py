@@ -33,8 +33,9 @@ padded = gd.jit(encoder, buckets={"x": {0: (8,), 1: (16, 32)}})
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     pairs = list(zip(serve(exactly), serve(padded), strict=True))
-print(f"a build for each shape: {exactly.stats()}")
-print(f"the sizes rounded up:   {padded.stats()}")
+for what, f in (("a build for each shape", exactly), ("the sizes rounded up", padded)):
+    stats = f.stats()
+    print(f"{what}: {stats.builds} builds in {stats.build_seconds:.2f} s for {len(requests)} requests")
 print(f"largest difference between the two: {max(float(np.abs(a - b).max()) for a, b in pairs):.1e}")
 print(f"said on the way: {caught[0].message}\n")
 

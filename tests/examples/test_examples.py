@@ -13,8 +13,18 @@ EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 SAID = {
     "01_fused_block": [r"h200 \(described\): 1 kernel \(unfused 3\)"],
+    "02_attention_block": [r"is \d\.\de-0[3-9] of the peak", r"h200 \(described\)"],
     "03_reading_a_report": ["to tf32"],
-    "04_resnet50": ["53 conv regions"],
+    "04_resnet50": ["53 conv regions, 49 end in a relu, 16 contain an add"],
+    "05_minilm": [
+        r"going stale\?\n  0\.\d{3}  (Bread keeps|Store the loaf).*\n  0\.\d{3}  (Bread keeps|Store the loaf)",
+        r"region +pattern +engine and plan",
+        r"fusion saves [1-9]\d* of \d+ kernels and [1-9]\d*\.\d of \d+\.\d MiB",
+    ],
+    "06_shapes_that_vary": [
+        r"a build for each shape: 12 builds in .* s for 12 requests\nthe sizes rounded up: 2 builds",
+        "refused: lambda cannot be padded",
+    ],
     "07_symptoms": [
         r"first step on (cpu: .* with 0 entries.*\n  nothing is built for the CPU|(?!cpu).* with [1-9]\d* entries)",
         r"loaded in \d+\.\d\d s; equal bits: True",
