@@ -29,6 +29,7 @@ H200 = Target.named("h200")
 COMPILER = shutil.which("g++") or shutil.which("c++")
 
 SHIMS = """
+#include <climits>
 #include <cmath>
 #include <cstring>
 #define __device__
@@ -46,6 +47,14 @@ template <class To, class From> To same_bits(From x) { To y; memcpy(&y, &x, size
 float __uint_as_float(unsigned x) { return same_bits<float>(x); }
 unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
 double __longlong_as_double(long long x) { return same_bits<double>(x); }
+// Conversions to integers stop at the ends of their range; of NaN a device makes what the kernels must not rely on.
+template <class T> T held(double x, double beyond, T low, T high) {
+    return x != x ? (T)1 : x >= beyond ? high : x < -beyond ? low : (T)x;
+}
+int __float2int_rz(float x) { return x != x ? 0 : held<int>(x, 2147483648., INT_MIN, INT_MAX); }
+int __double2int_rz(double x) { return held<int>(x, 2147483648., INT_MIN, INT_MAX); }
+long long __float2ll_rz(float x) { return held<long long>(x, 9223372036854775808., LLONG_MIN, LLONG_MAX); }
+long long __double2ll_rz(double x) { return held<long long>(x, 9223372036854775808., LLONG_MIN, LLONG_MAX); }
 float __double2float_rz(double x) {
     float y = (float)x;
     return fabs((double)y) > fabs(x) ? nextafterf(y, 0.f) : y;
