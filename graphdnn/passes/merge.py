@@ -28,7 +28,7 @@ from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.passes.pattern import leaves_as
-from graphdnn.passes.rewrite import Ask, Emitter, Precomputed, Refusal, Rewritten, finish, in_user_names
+from graphdnn.passes.rewrite import Ask, Emitter, Precomputed, Refusal, Rewritten, finish, in_user_names, user_name
 from graphdnn.passes.rules.folding import per_channel, tensor_and_constant, vector
 from graphdnn.passes.select import Offer, select
 
@@ -278,17 +278,23 @@ def with_merged(graph: Graph, merged: Sequence[tuple[Branch, ...]]) -> Graph:
 
 
 def slices(rewriter: Rewriter, branches: tuple[Branch, ...], graph: Graph) -> tuple[Value, ...]:
-    """The results of the branches as parts of one product, in their order."""
+    """The results of the branches as parts of one product, in their order; each is called what the user calls it."""
     origins = tuple(dict.fromkeys(o for b in branches for o in b.product.origins))
     last = branches[0].result.type.rank - 1
-    first = branches[0].product
+    first, writer = branches[0].product, rewriter.writer
+    for branch in branches:
+        writer.free(branch.result.name)
+    names = [writer.claim(None, user_name(b.result, graph)) for b in branches]
     weights = Precomputed(rewriter, origins)(Concat(axis=1), *(b.weights for b in branches))
     y = Emitter(rewriter, origins)(first.op, first.operands[0], weights)
     biases = [b.bias for b in branches if b.bias is not None]
     if biases:
         make = Precomputed(rewriter, (o for n in biases for o in n.origins))
         y = make(Bias(axis=last), y, make(Concat(axis=0), *(added(make, b, graph) for b in branches)))
-    return Emitter(rewriter, origins).all(Split(sizes=tuple(b.columns for b in branches), axis=last), y)
+    split = Split(sizes=tuple(b.columns for b in branches), axis=last)
+    parts = tuple(Value(name, type) for name, type in zip(names, split.infer(y.type), strict=True))
+    writer.adopt(Node(writer.claim(None, origins[0]), split, (y,), parts, origins))
+    return parts
 
 
 def added(make: Emitter, branch: Branch, graph: Graph) -> Value:

@@ -19,7 +19,7 @@ from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.passes.layout.images import convolutional_nodes, known_layouts
-from graphdnn.passes.rewrite import Ask, Precomputed, Rewritten
+from graphdnn.passes.rewrite import Ask, Precomputed, Rewritten, user_name
 
 MULTIPLES = (4, 8)
 """The channels may be padded to the next multiple of one of these."""
@@ -39,10 +39,11 @@ kernels load one number at a time, which the roofline behind the estimates does 
 class Padded:
     """An image, the convolutions that are to read more channels of it, how many, and the microseconds of both ways.
 
-    `turns` says that the image does not lie channels-last before.
+    `name` is what the user calls the image; `turns` says that it does not lie channels-last before.
     """
 
     image: Value
+    name: str
     convolutions: tuple[Node, ...]
     channels: int
     before_us: float
@@ -54,7 +55,7 @@ class Padded:
         names = ", ".join(o for n in self.convolutions for o in n.origins)
         how = "in the copy that turns it channels-last" if self.turns else "in a copy of it"
         return (
-            f"{names}: {self.image.name} is padded with zeros from {self.image.type.shape[1]} to {self.channels} "
+            f"{names}: {self.name} is padded with zeros from {self.image.type.shape[1]} to {self.channels} "
             f"channels, {how}: {self.after_us:.1f} us are estimated instead of {self.before_us:.1f}"
         )
 
@@ -100,7 +101,7 @@ def cheapest(image: Value, graph: Graph, layouts: Mapping[Value, TensorType], as
     margin = TURNED if turns and not is_shared and best % max(MULTIPLES) else 1.0
     if not isfinite(after[best]) or after[best] >= before * margin:
         return None
-    return Padded(image, convolutions, best, before, after[best], turns)
+    return Padded(image, user_name(image, graph), convolutions, best, before, after[best], turns)
 
 
 def price(graph: Graph, ask: Ask) -> float:

@@ -209,6 +209,16 @@ def in_user_names(refusals: Iterable[Refusal], graph: Graph) -> tuple[Refusal, .
     return tuple(replace(r, reason=renamed(r.reason, names)) for r in refusals)
 
 
+def user_name(value: Value, graph: Graph) -> str:
+    """What the user calls a value of `graph`, or else the first node of theirs whose work makes it, or what was copied
+    to make it."""
+    node = graph.producer.get(value)
+    while node is not None and not node.origins:
+        value = node.operands[0]
+        node = graph.producer.get(value)
+    return value.name if node is None or node.name in node.origins else node.origins[0]
+
+
 def first_legal(rule: Rule, node: Node, graph: Graph) -> Match | Refusal | None:
     """The first match of `rule` at `node` that nothing speaks against, else the first objection."""
     refusal: Refusal | None = None

@@ -84,8 +84,8 @@ def test_weights_side_by_side(rng):
     graph = b.build(b.product("q", 16), b.product("k"), b.product("v", 24))
     done = checked(graph, rng)
     lines = nodes(done.graph)
-    assert lines[0] == "%q_1 = matmul(%x, %q_0) : f64[5x48] from q, k, v"
-    assert lines[1].startswith("%q_2.0, %q_2.1, %q_2.2 = split@q_2(%q_1) {sizes=(16, 8, 24), axis=1}")
+    assert lines[0] == "%q_2 = matmul(%x, %q_1) : f64[5x48] from q, k, v"
+    assert lines[1].startswith("%q, %k, %v = split@q_3(%q_2) {sizes=(16, 8, 24), axis=1}")
     assert labels(done.graph) == ["matmul", "split", "softmax", "softmax", "softmax"]
     (weights,) = done.graph.payloads.values()
     np.testing.assert_array_equal(weights.array(), np.hstack([p.array() for p in graph.payloads.values()]))
@@ -99,7 +99,8 @@ def test_biases_join_and_lacking_ones_are_zero(rng):
     k, v = b.product("k"), b.g.add(third, b.product("v"))
     done = checked(b.build(q, k, v), rng)
     assert labels(done.graph) == ["matmul", "bias", "split", "softmax", "softmax", "softmax"]
-    bias = done.graph.nodes[1]
+    bias, split = done.graph.nodes[1:3]
+    assert [v.name for v in split.results] == ["bias", "k", "add"], "slices are called what the user calls them"
     assert bias.origins == ("bias", "add")
     joined = done.graph.payloads[bias.operands[1].name].array()
     assert joined.shape == (24,)

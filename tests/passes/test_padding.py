@@ -11,6 +11,7 @@ from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.movement import Convert, Pad
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import channels_last
+from graphdnn.passes.fold import fold
 from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.passes.padding import MOST_CHANNELS, pad_channels
 
@@ -71,6 +72,17 @@ def test_the_image_and_the_weights_get_zero_channels() -> None:
         "stem: x is padded with zeros from 3 to 4 channels, in the copy that turns it channels-last: 11.0 us are "
         "estimated instead of 101.0",
     )
+
+
+def test_an_image_that_a_pass_made_is_called_after_the_users_node() -> None:
+    g = gd.GraphBuilder()
+    vectors = [g.constant(np.full(3, v, np.float32)) for v in (0.5, 2.0, 3.0, 4.0)]
+    x = g.batch_norm(g.input("x", (2, 3, 9, 7), gd.float16), *vectors, name="norm")
+    w = g.constant(np.ones((6, 3, 3, 5), np.float16))
+    folded = fold(g.build({"y": g.conv(x, w, name="stem")})).graph
+    assert "norm" not in [n.name for n in folded.nodes]
+    (change,) = pad_channels(folded, paying(FOURS)).changes
+    assert change.startswith("stem: norm is padded with zeros from 3 to 4 channels")
 
 
 def test_weights_are_not_computed_before_somebody_asks() -> None:

@@ -69,3 +69,41 @@ def test_views_name_what_they_lie_in() -> None:
         part = g.reshape(g.slice(g.reshape(x, (4 * (64 * 64 + 8),)), (4,), (4 + 64 * 64,)), (64, 64))
         ys[f"y {side}"] = g.matmul(part, g.constant(np.ones((64, 64), np.float16)))
     check(g.build(ys))
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet", "u_net_block"])
+def test_what_passes_changed_in_networks_is_told_without_names_that_they_made(name: str) -> None:
+    assert made_names_in_changes(NETWORKS[name].graph(2)) == set()
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_what_passes_changed_in_random_graphs_is_told_without_names_that_they_made(number: int, seed: int) -> None:
+    assert made_names_in_changes(random_graph(np.random.default_rng([seed, number]), steps=20)) == set()
+
+
+def made_names_in_changes(graph: Graph) -> set[str]:
+    """Names with a number that stand in the passes' sentences and are of the prepared graph, not of the user's."""
+    target, options = gd.Target.named("h200"), gd.CompileOptions()
+    selector = Selector(engines_for(target.kind, ()), target, options.policy())
+    made, _ = fitted(Problem(graph, selector, None, options))
+    said = " ".join(change for record in made.records for change in record.changes)
+    words = set(re.findall(r"[\w.]*_\d+(?:\.\d+)?", said))
+    return words & (names(made.prepared) - names(graph))
+
+
+def names(graph: Graph) -> set[str]:
+    nodes = {n.name for n in graph.nodes} | {v.name for n in graph.nodes for v in n.results}
+    return nodes | set(graph.inputs) | set(graph.constants) | set(graph.states)
+
+
+def test_slices_of_merged_products_are_called_after_the_products_they_replace() -> None:
+    """Of the gate and the up projection, which become one product, each reader names the one it reads."""
+    g = gd.GraphBuilder()
+    x = g.input("x", (1, 512, 1024), gd.float16)
+    w = [g.constant(np.full((1024, 4096), value, np.float16)) for value in (0.5, 0.25)]
+    y = g.mul(g.silu(g.matmul(x, w[0], name="gate"), name="act"), g.matmul(x, w[1], name="up"), name="gated")
+    report = gd.compile(g.build({"y": g.reduce_max(y, axes=-1)}), target=gd.Target.named("h200")).report
+    assert any(p.name == "merge" and p.changes for p in report.passes)
+    reasons = {c.nodes: c.reason for c in report.candidates if c.engine == "cudnn" and c.code == "layout"}
+    for nodes, name in ((("act",), "gate"), (("gated",), "up")):
+        assert f"%{name} has gaps between its elements (strides (4194304, 8192, 1))" in reasons[nodes]

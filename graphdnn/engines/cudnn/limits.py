@@ -428,7 +428,18 @@ def no_anchor(anatomy: Anatomy) -> Decline | None:
             if type.rank > 5:
                 return Decline(Code.RANK, f"{node}: {type} has {type.rank} axes; cuDNN takes five at most")
             if type.rank in (4, 5) and not lies_channels_last(type):
-                return Decline(Code.LAYOUT, f"{node}: {value} is not channels-last, which cuDNN's pointwise work needs")
+                return lying_wrong(node, value, "channels-last")
             if type.rank < 4 and not type.is_row_major:
-                return Decline(Code.LAYOUT, f"{node}: {value} is not row-major, which cuDNN's pointwise work needs")
+                return lying_wrong(node, value, "row-major")
     return None
+
+
+def lying_wrong(node: Node, value: Value, needed: str) -> Decline:
+    """What of pointwise work alone does not lie as `needed`, and that it is a part of a larger tensor, where it is."""
+    if value.type.span_bytes <= value.type.nbytes:
+        return Decline(Code.LAYOUT, f"{node}: {value} is not {needed}, which cuDNN's pointwise work needs")
+    return Decline(
+        Code.LAYOUT,
+        f"{node}: {value} has gaps between its elements (strides {value.type.layout}), as a part of a larger tensor "
+        f"has; cuDNN's pointwise work needs {needed} tensors without gaps",
+    )

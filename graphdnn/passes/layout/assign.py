@@ -19,7 +19,8 @@ from graphdnn.ir.views import is_free
 from graphdnn.ir.writer import Rewriter
 from graphdnn.passes.layout.images import channels_last_nodes
 from graphdnn.passes.layout.rules import Strides, layouts_around, promised_strides
-from graphdnn.passes.rewrite import Rewritten
+from graphdnn.passes.promote import operand_name
+from graphdnn.passes.rewrite import Rewritten, user_name
 
 
 def assign_layouts(graph: Graph, images: Mapping[Node, bool] | None = None) -> Rewritten:
@@ -32,7 +33,8 @@ def assign_layouts(graph: Graph, images: Mapping[Node, bool] | None = None) -> R
 
 
 class Assignment:
-    """One run of the pass: values with strides so far, and in whose memory a view lies."""
+    """One run of the pass: values with strides so far, in whose memory a view lies, and who owns the memory of what
+    leaves the graph.  Its sentences name the user's nodes and inputs, and no value that a pass made."""
 
     def __init__(self, graph: Graph, images: Mapping[Node, bool]) -> None:
         self.graph = graph
@@ -42,15 +44,22 @@ class Assignment:
         self.changes: list[str] = []
         self.made: dict[tuple[Value, Strides], Value] = {}
         self.root: dict[Value, Value] = {}
-        self.taken: set[Value] = set()
+        self.taken: dict[Value, str] = {}
+        self.meant: dict[Value, str] = {}
 
     def run(self) -> Rewritten:
         self.lay_sources()
         for node in self.graph.nodes:
             self.lay_node(node)
         states = self.graph.states
-        updates = {name: self.owned(v, states[name].type.layout) for name, v in self.graph.updates.items()}
-        outputs = {name: self.owned(v, self.graph.output_type(name).layout) for name, v in self.graph.outputs.items()}
+        updates = {
+            name: self.owned(v, states[name].type.layout, f"the next value of state {name}")
+            for name, v in self.graph.updates.items()
+        }
+        outputs = {
+            name: self.owned(v, self.graph.output_type(name).layout, f"output {name}")
+            for name, v in self.graph.outputs.items()
+        }
         return Rewritten(self.rewriter.finish(outputs, updates), tuple(self.changes))
 
     def lay_sources(self) -> None:
@@ -70,7 +79,7 @@ class Assignment:
             if strides is None and self.is_constant(operand):
                 strides = next(iter(wanted.constants[index : index + 1]), None)
             if strides is not None and operand.literal is None:
-                operands[index] = self.converted(operand, strides)
+                operands[index] = self.converted(operand, strides, node, index)
         types = [t.with_strides(s) for t, s in zip(node.result_types, wanted.results, strict=True)]
         results = tuple(replace(v, type=t, owner=None) for v, t in zip(node.results, types, strict=True))
         made = Node(node.name, node.op, tuple(operands), results, node.origins)
@@ -79,48 +88,70 @@ class Assignment:
             self.rewriter.replace(old, new)
         if is_free(made):
             self.root |= dict.fromkeys(results, self.root.get(operands[0], operands[0]))
+        self.meant |= {new: user_name(old, self.graph) for old, new in zip(node.results, results, strict=True)}
 
-    def converted(self, value: Value, strides: Strides) -> Value:
-        """The value with other strides, converted once for all who ask; at compile time where it is a constant."""
+    def converted(self, value: Value, strides: Strides, reader: Node, index: int) -> Value:
+        """The value with other strides as operand `index` of a node, converted once for all who ask; at compile time
+        where it is a constant."""
         wanted = value.type.with_strides(strides)
         if wanted.layout == value.type.layout:
             return value
         key = (value, wanted.layout)
         if key not in self.made:
-            self.made[key] = (self.relaid if self.is_constant(value) else self.convert)(value, wanted)
+            readers = ", ".join(reader.origins) or user_name(reader.result, self.graph)
+            if self.is_constant(value):
+                before, after = described(value.type), described(wanted)
+                operand = f"{readers}: operand {operand_name(reader, index)}"
+                self.changes.append(f"{operand} is converted from {before} to {after}, at compile time")
+                self.made[key] = self.relaid(value, wanted)
+            else:
+                self.made[key] = self.convert(value, wanted, f"for {readers}")
         return self.made[key]
 
     def relaid(self, constant: Value, wanted: TensorType) -> Value:
         payload = self.rewriter.writer.payloads[constant.name]
-        self.changes.append(f"constant {constant.name} is laid out {described(wanted)}, at compile time")
         promise = Payload(wanted, compute=Compute(Convert(), (payload,), (payload.type,)))
         return self.rewriter.constant(promise, stem=constant.name)
 
-    def convert(self, value: Value, wanted: TensorType) -> Value:
+    def convert(self, value: Value, wanted: TensorType, why: str) -> Value:
         """A conversion at run time."""
         before, after = described(value.type), described(wanted)
         how = "copied" if before == after else f"converted from {before} to {after}"
-        self.changes.append(f"{value.name} is {how}: {wanted.nbytes} bytes")
+        self.changes.append(f"{self.name_of(value)} is {how} {why}: {wanted.nbytes} bytes")
         return self.rewriter.emit(Convert(), value, origins=(), stem="convert", types=[wanted])[0]
 
-    def owned(self, old: Value, strides: Strides) -> Value:
+    def owned(self, old: Value, strides: Strides, leaving: str) -> Value:
         """A value that leaves the graph: with these strides, and alone in memory that a node of the graph wrote."""
         value = self.rewriter[old]
         wanted = value.type.with_strides(strides)
         ready = value if wanted.layout == value.type.layout else self.made.get((value, wanted.layout), value)
         root = self.root.get(ready, ready)
-        is_whole = root.type.size == ready.type.size and not self.is_source(root)
-        if ready.type.layout != wanted.layout or not is_whole or root in self.taken:
-            root = ready = self.convert(value, wanted)
-        self.taken.add(root)
+        other = self.other_owner(root, ready)
+        if ready.type.layout != wanted.layout or other:
+            apart = f", which needs memory of its own, apart from {other}" if other else ""
+            root = ready = self.convert(value, wanted, f"for {leaving}{apart}")
+        self.taken[root] = leaving
         return ready
+
+    def other_owner(self, root: Value, view: Value) -> str:
+        """What else the memory of `root` is for than what lies in it as `view`; empty where there is nothing."""
+        writer = self.rewriter.writer
+        sources = (("input", writer.inputs), ("state", writer.states), ("constant", writer.constants))
+        kind = next((kind for kind, values in sources if values.get(root.name) is root), "")
+        if kind:
+            return f"{kind} {root.name}" if kind != "constant" else "the constant"
+        if root.type.size != view.type.size:
+            return f"the rest of {self.name_of(root)}"
+        return self.taken.get(root, "")
+
+    def name_of(self, value: Value) -> str:
+        """What the user calls a value; constants that passes made have no name of theirs."""
+        if self.is_constant(value):
+            return "a constant"
+        return self.meant.get(value, value.name)
 
     def is_constant(self, value: Value) -> bool:
         return self.rewriter.writer.constants.get(value.name) is value
-
-    def is_source(self, value: Value) -> bool:
-        writer = self.rewriter.writer
-        return any(v.get(value.name) is value for v in (writer.inputs, writer.states, writer.constants))
 
 
 def described(type: TensorType) -> str:

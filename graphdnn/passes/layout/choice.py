@@ -13,7 +13,7 @@ from graphdnn.ir.graph import Graph, Node
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.passes.layout.images import both_cuts, channels_last_nodes, least_converted_nodes, may_join
-from graphdnn.passes.rewrite import Ask, Refusal, Rewritten
+from graphdnn.passes.rewrite import Ask, Refusal, Rewritten, user_name
 from graphdnn.passes.select import Offer, select
 
 
@@ -55,7 +55,8 @@ def cover_us(graph: Graph, ask: Ask) -> float | None:
 def with_refusals(done: Rewritten, graph: Graph, images: Mapping[Node, bool], reason: str) -> Rewritten:
     found: list[Refusal] = []
     for maker, reader in separated(graph, images):
-        how = f"{maker.name} is {'channels-last' if images[maker] else 'row-major'} and the reader is not, {reason}"
+        lies = "channels-last" if images[maker] else "row-major"
+        how = f"{user_name(maker.result, graph)} is {lies} and the reader is not, {reason}"
         found.append(Refusal("one layout", (*maker.origins, *reader.origins), how))
     return Rewritten(done.graph, done.changes, tuple(found))
 

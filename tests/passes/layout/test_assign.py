@@ -166,7 +166,7 @@ def test_constants_are_laid_out_without_a_node() -> None:
     (constant,) = done.graph.constants.values()
     assert constant.type.is_channels_last
     assert np.array_equal(done.graph.payloads[constant.name].array(), data)
-    assert done.changes == ("constant w is laid out channels-last, at compile time",)
+    assert done.changes == ("conv: operand w is converted from row-major to channels-last, at compile time",)
 
 
 def test_a_filter_that_is_an_input_is_converted() -> None:
