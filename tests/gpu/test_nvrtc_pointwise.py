@@ -321,7 +321,7 @@ def test_a_refused_launch_names_the_kernel(device: CudaDevice) -> None:
     cubin = compile_cubin(kernel.source, device.target.arch)
     assert isinstance(cubin, bytes)
     with device:
-        plan = load_plan(Recipe("idle", (kernel,)), (cubin,), {})
+        plan = load_plan(Recipe("idle", (kernel,)), (cubin,), {}, device.target)
         assert not isinstance(plan, Decline)
         with pytest.raises(gd.ExecutionError, match=r"generated kernel idle of idle.*CUDA_ERROR_INVALID_VALUE"):
             plan.enqueue((), device.stream, 0)
@@ -330,7 +330,7 @@ def test_a_refused_launch_names_the_kernel(device: CudaDevice) -> None:
 def test_a_broken_cubin_is_declined(device: CudaDevice) -> None:
     kernel = Kernel("idle", str, (), (1, 1, 1), (32, 1, 1))
     with device:
-        answer = load_plan(Recipe("idle", (kernel,)), (b"no cubin at all",), {})
+        answer = load_plan(Recipe("idle", (kernel,)), (b"no cubin at all",), {}, device.target)
     assert isinstance(answer, Decline)
     assert answer.code == Code.BUILD
     assert "idle" in answer.reason

@@ -12,7 +12,7 @@ from itertools import product
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.conv import conv_op, window_constants
-from graphdnn.engines.nvrtc.emit import prelude, storage, template
+from graphdnn.engines.nvrtc.emit import opening, prelude, storage, template
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, buffers, parameter_names, parameters
@@ -251,7 +251,7 @@ def source(region: Region, parts: Anchored, strips: Strips) -> str:
             declared("W_", (w_c, w_h, w_w), "CHW", "Index"),
             f"constexpr bool VECTORS = {str(vectors).lower()}, FILTER_DENSE = {str(w_c != 1).lower()};",
             template("depthwise.cu"),
-            f'extern "C" __global__ void __launch_bounds__({strips.threads}) depthwise({parameters(region)}) {{',
+            opening(strips.threads, "depthwise", parameters(region)),
             f"const TA* x = {parameter[x]};\nconst TB* w = {parameter[w]};",
             template("depthwise_body.cu"),
             epilogue.condition(1, strips.channels),

@@ -46,6 +46,11 @@ def prelude() -> str:
     return template("prelude.cu") + template("pointwise.cu")
 
 
+def opening(threads: int, entry: str, parameters: str) -> str:
+    """How every kernel's function begins: its signature, and the wait that `Launch` relies on."""
+    return f'extern "C" __global__ void __launch_bounds__({threads}) {entry}({parameters}) {{\nwait_for_predecessors();'
+
+
 def storage(dtype: DType) -> str:
     """C++ type of an element in memory."""
     return dtype.text

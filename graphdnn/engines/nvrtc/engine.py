@@ -128,7 +128,7 @@ class NvrtcEngine:
             if isinstance(cubin, Decline):
                 return cubin
             cubins.append(cubin)
-        return load_plan(recipe, cubins, self._who(candidate, device))
+        return load_plan(recipe, cubins, self._who(candidate, device), device.target)
 
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The cubins; launch shapes and arguments follow from the region."""
@@ -150,7 +150,7 @@ class NvrtcEngine:
             return unnamed(self.name, candidate.name, candidate.region)
         if len(cubins) != len(recipe.kernels):
             return damaged(f"it has {len(cubins)} kernels where {len(recipe.kernels)} are needed")
-        return load_plan(recipe, cubins, who)
+        return load_plan(recipe, cubins, who, device.target)
 
     def _who(self, candidate: Candidate, device: Device) -> dict[str, str]:
         return identity(candidate, environment(device.target, self.name))

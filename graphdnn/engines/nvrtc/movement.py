@@ -13,7 +13,7 @@ from math import prod
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.copies import MOVES, Job, Place, Start, jobs_of
-from graphdnn.engines.nvrtc.emit import template
+from graphdnn.engines.nvrtc.emit import opening, template
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, common_width, offset_terms, split_index
 from graphdnn.engines.nvrtc.packing import Packing, groups_of, packing_of
 from graphdnn.engines.nvrtc.recipe import RAMP_US, Buffer, Family, Kernel, Pairs, Recipe
@@ -197,7 +197,7 @@ def source(pieces: Sequence[Piece], used: Sequence[int], count: int, size: int) 
             template("prelude.cu"),
             template("movement.cu"),
             f"typedef {UNSIGNED[size]} E;",
-            f'extern "C" __global__ void __launch_bounds__({BLOCK}) move({", ".join(declared)}) {{',
+            opening(BLOCK, "move", ", ".join(declared)),
             *lines,
             "}\n",
         )

@@ -13,7 +13,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.analysis import cached_for_last
 from graphdnn.engines.nvrtc.demand import Bound, Demand, Located
-from graphdnn.engines.nvrtc.emit import prelude
+from graphdnn.engines.nvrtc.emit import opening, prelude
 from graphdnn.engines.nvrtc.group import Access, Store, held, load_group, wide_condition, work_group
 from graphdnn.engines.nvrtc.indexing import (
     LARGEST_INT,
@@ -323,8 +323,7 @@ def source(region: Region, target: Target) -> str:
     return "\n".join(
         (
             prelude(),
-            f'extern "C" __global__ void __launch_bounds__({BLOCK}) pointwise('
-            f"{parameters(region, in_place(region, walk))}) {{",
+            opening(BLOCK, "pointwise", parameters(region, in_place(region, walk))),
             f"const {index} first = ({index})blockIdx.x * {BLOCK * walk.repeat} + threadIdx.x;",
             wide_condition(accesses, axis, width),
             *(

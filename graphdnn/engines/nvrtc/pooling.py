@@ -15,7 +15,7 @@ from math import prod
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.demand import Demand
-from graphdnn.engines.nvrtc.emit import BOUNDS, literal, prelude, register, template
+from graphdnn.engines.nvrtc.emit import BOUNDS, literal, opening, prelude, register, template
 from graphdnn.engines.nvrtc.epilogue import epilogue_of, placed, placed_in
 from graphdnn.engines.nvrtc.group import Access, held, load_group, wide_condition
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, common_width, split_index
@@ -147,7 +147,7 @@ def source(region: Region, parts: Anchored, op: Pool, axis: int, width: int) -> 
     return "\n".join(
         (
             prelude() + template("rows.cu"),
-            f'extern "C" __global__ void __launch_bounds__({BLOCK}) pool({parameters(region)}) {{',
+            opening(BLOCK, "pool", parameters(region)),
             f"const {index} group = ({index})blockIdx.x * {BLOCK} + threadIdx.x;",
             f"if (group >= {groups}) return;",
             *split_index("group", extents, walked, index),

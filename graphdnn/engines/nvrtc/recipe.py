@@ -39,8 +39,8 @@ Argument = Buffer | Scratch
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch.  `source`, which `text` makes, holds an `extern "C" __global__` function `entry` whose parameters are
-    the `arguments`.
+    """One launch.  `source`, which `text` makes, holds a function `entry` that begins as `emit.opening` writes it and
+    whose parameters are the `arguments`.
 
     `grid` and `block` are (x, y, z), `shared_bytes` is dynamic shared memory, `options` are further NVRTC options.
     Put sizes and scalars into the source as literals.  Addresses are aligned to their element only, unless the kernel

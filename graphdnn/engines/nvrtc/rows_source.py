@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from graphdnn.engines.contract import aligned
-from graphdnn.engines.nvrtc.emit import BOUNDS, emit_node, literal, prelude, register, storage, template
+from graphdnn.engines.nvrtc.emit import BOUNDS, emit_node, literal, opening, prelude, register, storage, template
 from graphdnn.engines.nvrtc.indexing import offset_terms, split_index
 from graphdnn.engines.nvrtc.recipe import Argument, Kernel, Pairs, Recipe, Scratch, buffers, parameter_names, parameters
 from graphdnn.engines.nvrtc.rows_layout import Access, Layout, accesses, element
@@ -118,7 +118,7 @@ class Writer:
         return "\n".join(
             (
                 prelude() + template("rows.cu"),
-                f'extern "C" __global__ void __launch_bounds__({layout.threads}) {entry}({", ".join(declared)}) {{',
+                opening(layout.threads, entry, ", ".join(declared)),
                 *self.place(),
                 *(self.section(p) for p in range(len(self.phases)) if self.only is None or p <= self.only),
                 "}\n",

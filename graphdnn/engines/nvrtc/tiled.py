@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from graphdnn.answer import Decline
 from graphdnn.engines.contract import Policy
-from graphdnn.engines.nvrtc.emit import prelude, storage, template
+from graphdnn.engines.nvrtc.emit import opening, prelude, storage, template
 from graphdnn.engines.nvrtc.epilogue import Epilogue, anchor_with_epilogue, epilogue_of
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, buffers, parameters
@@ -134,7 +134,7 @@ def source(name: str, region: Region, parts: Anchored, work: Contraction, tiling
             constants(product, tiling, (a, b), index),
             *work.head(tiling),
             template("tile.cu"),
-            f'extern "C" __global__ void __launch_bounds__({tiling.threads}) {name}({parameters(region)}) {{',
+            opening(tiling.threads, name, parameters(region)),
             f"const int tile_n = blockIdx.x % {tiles_n}, tile_m = blockIdx.x / {tiles_n} % {tiles_m};",
             *work.place(f"blockIdx.x / {tiles_m * tiles_n}"),
             template("tile_begin.cu"),

@@ -39,7 +39,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, ...]]:
     """What was loaded, plan by plan."""
     found: list[tuple[bytes, ...]] = []
 
-    def load(recipe: Recipe, cubins: Any, who: Any) -> NvrtcPlan:
+    def load(recipe: Recipe, cubins: Any, who: Any, target: gd.Target) -> NvrtcPlan:
         found.append(tuple(cubins))
         return NvrtcPlan(recipe, cubins, who, (), ())
 

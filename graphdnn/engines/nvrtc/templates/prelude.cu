@@ -9,6 +9,15 @@ typedef unsigned char u8;
 typedef int i32;
 typedef long long i64;
 
+// The first statement of every kernel, which may be launched while those before it still run: lets the next one be
+// launched as early, then waits until they are done and what they wrote can be read.
+__device__ __forceinline__ void wait_for_predecessors() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // widen: from memory type to register type.
 __device__ __forceinline__ float widen(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
