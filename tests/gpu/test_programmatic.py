@@ -37,7 +37,7 @@ def expected(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def exe(device: CudaDevice) -> gd.Executable:
     if device.target.compute_capability >= (9, 0):
-        assert overlapped_blocks(device.target) == device.target.sm_count
+        assert overlapped_blocks(device.target) == 2 * device.target.sm_count
     made = gd.compile(chain(), target=device.target, options=gd.CompileOptions(cache_dir=""))
     assert {r.engine for r in made.report.regions} == {"nvrtc"}
     return made

@@ -98,7 +98,7 @@ def test_a_device_without_room_for_a_kernel_is_so_for_the_moment(monkeypatch: py
     ):
         answer = (getattr(driver.CUresult, f"CUDA_ERROR_{status}"), None)
         monkeypatch.setattr(driver, "cuLibraryLoadData", lambda *_, answer=answer: answer)
-        found = load_kernel(kernel, b"", [])
+        found = load_kernel(kernel, b"", [], is_programmatic=False)
         assert isinstance(found, Decline)
         assert found.code is code
 

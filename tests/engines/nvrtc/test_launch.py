@@ -31,8 +31,8 @@ def test_every_kernel_begins_with_the_wait(sample: Sample, rng: np.random.Genera
             assert kernel.source.count("__global__") == 1
 
 
-def test_one_wave_at_most_is_launched_programmatically() -> None:
-    assert overlapped_blocks(H200) == 132
+def test_two_blocks_a_multiprocessor_at_most_are_launched_programmatically() -> None:
+    assert overlapped_blocks(H200) == 264
     assert overlapped_blocks(dataclasses.replace(H200, compute_capability=(8, 0))) == 0
 
 
