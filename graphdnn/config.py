@@ -10,7 +10,7 @@ from graphdnn.engines.contract import Policy
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.errors import CompileError
 from graphdnn.passes.pipeline import OPTIONAL_PASSES
-from graphdnn.spelling import hint
+from graphdnn.spelling import hint, quoted
 
 Bytes = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -26,9 +26,6 @@ WANTED = {
     "greater_than_equal": "a number of at least 0",
 }
 """What an option of a wrong type or value should have been, by pydantic's word for the mistake."""
-
-SHOWN = 80
-"""Characters of a wrong value that an error repeats."""
 
 
 class CompileOptions(BaseModel):
@@ -89,7 +86,9 @@ class CompileOptions(BaseModel):
         for name in names:
             engine, _, plan = name.partition(":")
             if not plan or any(c.isspace() for c in name):
-                raise ValueError(f'{name!r} is no engine with a plan; a form such as "cudnn:eng8_k24=2" is needed')
+                raise ValueError(
+                    f'{quoted(name)} is no engine with a plan; a form such as "cudnn:eng8_k24=2" is needed'
+                )
             known((engine,), tuple(MANIFEST))
         return names
 
@@ -111,8 +110,8 @@ def complaint(error: Any) -> str:
     name, *place = error["loc"]
     if kind == "extra_forbidden":
         options = tuple(CompileOptions.model_fields)
-        return f"there is no option {name!r}{hint(name, options)} (options are {', '.join(options)})"
-    who = f"{name} is {given!r:.{SHOWN}}" if not place else f"entry {place[0]} of {name} is {given!r:.{SHOWN}}"
+        return f"there is no option {quoted(name)}{hint(name, options)} (options are {', '.join(options)})"
+    who = f"{name} is {quoted(given)}" if not place else f"entry {place[0]} of {name} is {quoted(given)}"
     if kind == "literal_error":
         words = get_args(CompileOptions.model_fields[name].annotation)
         return f"{who}; {error['ctx']['expected']} is needed{hint(given, words)}"
@@ -124,5 +123,5 @@ def complaint(error: Any) -> str:
 def known(names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if name not in allowed:
-            raise ValueError(f"{name!r} is not one of {', '.join(allowed)}{hint(name, allowed)}")
+            raise ValueError(f"{quoted(name)} is not one of {', '.join(allowed)}{hint(name, allowed)}")
     return names

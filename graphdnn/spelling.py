@@ -32,6 +32,9 @@ def hint(given: object, known: Iterable[str]) -> str:
     return f"; did you mean {found!r}?" if found is not None else ""
 
 
+QUOTED = 200
+"""Characters of what somebody gave that a message repeats."""
+
 PLURALS = {"entry": "entries", "axis": "axes"}
 """Those that are not made with an s."""
 
@@ -39,6 +42,24 @@ PLURALS = {"entry": "entries", "axis": "axes"}
 def counted(number: int, noun: str) -> str:
     """A number of things: 1 kernel, 2 kernels."""
     return f"{number} {noun if number == 1 else PLURALS.get(noun, f'{noun}s')}"
+
+
+def quoted(value: object) -> str:
+    """What somebody gave, in one line as Python writes it: the beginning of it where that is long.
+
+    Python writes no integer of more than 4300 digits, and other classes may fail to write themselves.
+    """
+    try:
+        written = repr(value)
+    except Exception:  # of anybody's code
+        return f"a value of type {type(value).__name__} that cannot be written out"
+    text = " ".join(line.strip() for line in written.splitlines())
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
+
+
+def named(name: str) -> str:
+    """A name that somebody gave, within a sentence: as it is, or quoted where it is long or has several lines."""
+    return name if name.isprintable() and len(name) <= QUOTED else quoted(name)
 
 
 def byte_count(count: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphdnn.errors import CompileError
-from graphdnn.spelling import hint, nearest
+from graphdnn.spelling import hint, nearest, quoted
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -88,7 +88,7 @@ def described(name: str) -> Target:
     names = known_devices()
     if name not in names:
         raise CompileError(
-            f"target {name!r} is not described here; known devices are {', '.join(names)}{hint(name, names)}"
+            f"target {quoted(name)} is not described here; known devices are {', '.join(names)}{hint(name, names)}"
         )
     import json
 
@@ -110,4 +110,4 @@ def unknown_target(given: object) -> CompileError:
     asked = "" if name is None else f'; did you mean "{name}"?'
     if name is not None and name not in WORDS:
         asked = f'; did you mean gd.Target.named("{name}")?'
-    return CompileError(f"compile: target is {given!r}; {needed}{asked}")
+    return CompileError(f"compile: target is {quoted(given)}; {needed}{asked}")

@@ -12,7 +12,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.commands import cli
 from graphdnn.specialize.variation import RepeatedBuildsWarning
-from graphdnn.spelling import byte_count, counted
+from graphdnn.spelling import QUOTED, byte_count, counted, named, quoted
 
 ONE = re.compile(r"(?<![\w.])1 (?:more )?[a-z]+s\b(?! (?:is|of))")
 """One of several: "1 plans"."""
@@ -66,3 +66,27 @@ def test_one_is_never_several(tmp_path: Path) -> None:
 def test_bytes_have_units() -> None:
     found = [byte_count(n) for n in (0, 1023, 1024, 1536, 5 << 20, 3 << 40)]
     assert found == ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 MiB", "3072.0 GiB"]
+
+
+class Unwritten:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a\nb", repr("a\nb")),
+        (np.eye(2), "array([[1., 0.], [0., 1.]])"),
+        ("x" * 1000, f"'{'x' * (QUOTED - 1)}..."),
+        (10**5000, "a value of type int that cannot be written out"),
+        (Unwritten(), "a value of type Unwritten that cannot be written out"),
+    ],
+    ids=["lines", "array", "long", "digits", "failing"],
+)
+def test_what_was_given_is_told_in_one_line(value: object, text: str) -> None:
+    assert quoted(value) == text
+
+
+def test_names_stand_as_they_are_where_a_sentence_can_hold_them() -> None:
+    assert [named("conv 1"), named("a\nb"), named("x" * 1000)] == ["conv 1", r"'a\nb'", f"'{'x' * (QUOTED - 1)}..."]

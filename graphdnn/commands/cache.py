@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.errors import GraphDnnError
-from graphdnn.spelling import byte_count, counted, hint
+from graphdnn.spelling import byte_count, counted, hint, quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ def no_such_kind(kind: str | None, entries: Sequence[Entry]) -> list[str]:
     kinds = sorted({e.kind for e in entries})
     if kind is None or not kinds or kind in kinds:
         return []
-    return [f"there is no entry of kind {kind!r}{hint(kind, kinds)} (kinds here are {', '.join(kinds)})"]
+    return [f"there is no entry of kind {quoted(kind)}{hint(kind, kinds)} (kinds here are {', '.join(kinds)})"]
 
 
 def listed(options: argparse.Namespace) -> Answer:

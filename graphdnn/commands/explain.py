@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphdnn.commands.arguments import add_options
 from graphdnn.commands.cache import Answer
 from graphdnn.errors import CompileError, GraphDnnError
-from graphdnn.spelling import counted, hint
+from graphdnn.spelling import counted, hint, quoted
 
 if TYPE_CHECKING:
     from graphdnn.config import CompileOptions
@@ -114,7 +114,8 @@ def planned(options: argparse.Namespace) -> Answer:
         ], 0
     if name not in names:
         raise GraphDnnError(
-            f"plans: there is no region {name!r}{hint(name, names)} (regions are {listed([*map(escaped, names)])})"
+            f"plans: there is no region {quoted(name)}{hint(name, names)} "
+            f"(regions are {listed([*map(escaped, names)])})"
         )
     return [plans(report, name)], 0
 
@@ -161,7 +162,7 @@ def target_of(word: str) -> str | Target:
     if word not in known_devices():
         name = meant(word)
         asked = "" if name is None else f"; did you mean {name}?"
-        raise CompileError(f"--target is {word!r}; {', '.join((*WORDS, *known_devices()))} are known{asked}")
+        raise CompileError(f"--target is {quoted(word)}; {', '.join((*WORDS, *known_devices()))} are known{asked}")
     return Target.named(word)
 
 
@@ -176,4 +177,4 @@ def target_here(word: str, file: str) -> str:
         more = f"; did you mean {described}?"
     else:
         more = "" if described is None else f"; graphdnn explain {shlex.quote(file)} --target {described} plans for it"
-    raise CompileError(f"--target is {word!r}; a replay runs plans here, on {', '.join(WORDS)}{more}")
+    raise CompileError(f"--target is {quoted(word)}; a replay runs plans here, on {', '.join(WORDS)}{more}")

@@ -19,8 +19,9 @@ from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS, Op
 from graphdnn.ir.payload import Payload, content_digest
-from graphdnn.ir.types import BY_TEXT, DTYPES, LARGEST_RANK, LARGEST_SIZE, Array, DType, TensorType, as_dtype
+from graphdnn.ir.types import BY_TEXT, DTYPES, LARGEST_RANK, LARGEST_SIZE, WHOLE, Array, DType, TensorType, as_dtype
 from graphdnn.ir.writer import GraphWriter
+from graphdnn.spelling import named, quoted
 
 DIGEST_LENGTH = 64
 
@@ -29,16 +30,19 @@ def checked_type(who: str, dtype: str, shape: Sequence[int], strides: Sequence[i
     """A tensor type from its written parts; `dtype` is a name or its short form.  Raises GraphError naming `who`."""
     known = DTYPES.get(dtype) or BY_TEXT.get(dtype)
     if known is None:
-        raise GraphError(f"{who}: data type {dtype!r} is not one of {', '.join(DTYPES)}")
+        raise GraphError(f"{who}: data type {quoted(dtype)} is not one of {', '.join(DTYPES)}")
     if len(shape) > LARGEST_RANK:
         raise GraphError(f"{who}: shape has {len(shape)} axes; at most {LARGEST_RANK} are possible")
     if min(shape, default=1) < 1 or prod(shape) > LARGEST_SIZE:
-        raise GraphError(f"{who}: shape is {tuple(shape)}; extents must be at least 1 and their product at most 2**48")
+        raise GraphError(
+            f"{who}: shape is {quoted(tuple(shape))}; extents must be at least 1 and their product at most 2**48"
+        )
     if strides is None:
         return TensorType(tuple(shape), known)
     if len(strides) != len(shape) or min(strides, default=0) < 0 or max(strides, default=0) > LARGEST_SIZE:
         raise GraphError(
-            f"{who}: strides are {tuple(strides)}; {len(shape)} numbers from 0 to 2**48 are needed for {tuple(shape)}"
+            f"{who}: strides are {quoted(tuple(strides))}; {len(shape)} numbers from 0 to 2**48 are needed for "
+            f"{tuple(shape)}"
         )
     return TensorType(tuple(shape), known, tuple(strides))
 
@@ -53,7 +57,7 @@ def checked_literal(who: str, number: object, dtype: str) -> Value:
         number = float(number) if fits and isinstance(number, int) and abs(number) < 2**53 else number
         fits = isinstance(number, float)
     if not fits:
-        raise GraphError(f"{who}: {number!r} is no number of type {type.dtype}")
+        raise GraphError(f"{who}: {quoted(number)} is no number of type {type.dtype}")
     assert isinstance(number, bool | int | float)
     return Value(repr(number), type, number)
 
@@ -67,7 +71,10 @@ def attribute_hints(kind: str) -> dict[str, Any]:
 
 
 def conforms(value: object, hint: Any) -> bool:
-    """Whether an attribute's value is of its declared type: numbers, str, None, tuples and unions of these."""
+    """Whether an attribute's value is of its declared type: numbers, str, None, tuples and unions of these.
+
+    Whole numbers have 128 bits.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         return any(conforms(value, arg) for arg in args)
@@ -77,9 +84,9 @@ def conforms(value: object, hint: Any) -> bool:
         inner = [args[0]] * len(value) if args[1:] == (...,) else list(args)
         return len(inner) == len(value) and all(map(conforms, value, inner))
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, float) or conforms(value, int)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and value in WHOLE
     return isinstance(value, hint) if isinstance(hint, type) else value is None
 
 
@@ -87,14 +94,14 @@ def checked_op(who: str, kind: str, attributes: Mapping[str, object]) -> Op:
     """The op of that kind with these attributes.  Raises GraphError naming the attribute that is wrong."""
     cls = OPS.get(kind)
     if cls is None:
-        raise GraphError(f"{who}: there is no op {kind!r}")
+        raise GraphError(f"{who}: there is no op {quoted(kind)}")
     hints = attribute_hints(kind)
     for name, value in attributes.items():
         if name not in hints:
-            raise GraphError(f"{who}: {kind} has no attribute {name!r}; it has {', '.join(hints) or 'none'}")
+            raise GraphError(f"{who}: {kind} has no attribute {quoted(name)}; it has {', '.join(hints) or 'none'}")
         if not conforms(value, hints[name]):
             raise GraphError(
-                f"{who}: attribute {name} of {kind} is {value!r}, which is not of type {spelled(hints[name])}"
+                f"{who}: attribute {name} of {kind} is {quoted(value)}, which is not of type {spelled(hints[name])}"
             )
     required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]  # type: ignore[arg-type]
     for name in required:
@@ -116,16 +123,16 @@ class Assembly:
         self.nodes: set[str] = set()
 
     def input(self, name: str, type: TensorType) -> None:
-        self.writer.inputs[name] = self._define(f"input {name}", Value(name, type))
+        self.writer.inputs[name] = self._define(f"input {named(name)}", Value(name, type))
 
     def state(self, name: str, type: TensorType) -> None:
-        self.writer.states[name] = self._define(f"state {name}", Value(name, type))
+        self.writer.states[name] = self._define(f"state {named(name)}", Value(name, type))
 
     def constant(self, name: str, type: TensorType, digest: str, array: Array | None) -> None:
         """A constant by content hash, with its data where that is at hand."""
-        who = f"constant {name}"
+        who = f"constant {named(name)}"
         if len(digest) != DIGEST_LENGTH or set(digest) - set("0123456789abcdef"):
-            raise GraphError(f"{who}: {digest!r} is no SHA-256 in hexadecimal")
+            raise GraphError(f"{who}: {quoted(digest)} is no SHA-256 in hexadecimal")
         if array is not None:
             check_content(who, type, digest, array)
         self.writer.constants[name] = self._define(who, Value(name, type))
@@ -134,7 +141,9 @@ class Assembly:
     def value(self, who: str, name: str) -> Value:
         """The value of that name, which must have been made before."""
         if name not in self.values:
-            raise GraphError(f"{who}: %{name} is not made before it; nodes stand in topological order, without cycles")
+            raise GraphError(
+                f"{who}: %{named(name)} is not made before it; nodes stand in topological order, without cycles"
+            )
         return self.values[name]
 
     def node(
@@ -146,7 +155,7 @@ class Assembly:
         origins: tuple[str, ...] | None,
     ) -> None:
         """One application of an op; `origins` of None are the node itself."""
-        who = f"node {name}"
+        who = f"node {named(name)}"
         if name in self.nodes:
             raise GraphError(f"{who}: two nodes have this name")
         values = tuple(Value(n, t) for n, t in results)
@@ -172,7 +181,7 @@ class Assembly:
         if not value.name:
             raise GraphError(f"{who}: the name is empty")
         if value.name in self.values:
-            raise GraphError(f"{who}: two values are named {value.name}")
+            raise GraphError(f"{who}: two values are named {named(value.name)}")
         self.values[value.name] = value
         return value
 
@@ -184,8 +193,9 @@ def inferred(who: str, node: Node) -> tuple[TensorType, ...]:
     except GraphError as error:
         raise GraphError(f"{who}: {error}") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        detail = f"{type(error).__name__}: {error}"
-        raise GraphError(f"{who}: {node.op!r} does not take these {len(node.operands)} operands ({detail})") from None
+        raise GraphError(
+            f"{who}: {quoted(node.op)} does not take these {len(node.operands)} operands ({quoted(error)})"
+        ) from None
 
 
 def check_content(who: str, type: TensorType, digest: str, array: Array) -> None:

@@ -25,6 +25,7 @@ from graphdnn.ir.op import OPS
 from graphdnn.ir.payload import Payload, content_digest
 from graphdnn.ir.tensorfile import atomic, distinct, read_tensors, write_tensors
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.spelling import named, quoted
 
 VERSION = 1
 INLINE_BYTES = 1024
@@ -187,12 +188,12 @@ def read_model(text: str) -> GraphModel:
         raise GraphError(f"document: it is a JSON {type(content).__name__}; an object is needed")
     version = content.get("version")
     if type(version) is int and version != VERSION:
-        raise GraphError(f"document: version is {version}; this graphdnn reads version {VERSION}")
+        raise GraphError(f"document: version is {quoted(version)}; this graphdnn reads version {VERSION}")
     try:
         return GraphModel.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        where = ".".join(named(str(part)) for part in first["loc"]) or "the document"
         raise GraphError(f"document: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
     except RecursionError:
         raise GraphError("document: it is nested too deeply to be a graph") from None
@@ -213,28 +214,30 @@ def assemble(model: GraphModel, by_name: Mapping[str, Array], by_digest: Mapping
         made.constant(constant.name, type, constant.sha256, array)
     unknown = [name for name in by_name if name not in made.writer.constants]
     if unknown:
-        raise GraphError(f"document: {unknown[0]} is given as a constant, but the document has none of that name")
+        raise GraphError(
+            f"document: {named(unknown[0])} is given as a constant, but the document has none of that name"
+        )
     for index, node in enumerate(model.nodes):
         assemble_node(made, f"nodes.{index}", node)
-    outputs = {n: made.value(f"output {n}", o.value) for n, o in model.outputs.items()}
-    updates = {n: made.value(f"update of {n}", v) for n, v in model.updates.items()}
+    outputs = {n: made.value(f"output {named(n)}", o.value) for n, o in model.outputs.items()}
+    updates = {n: made.value(f"update of {named(n)}", v) for n, v in model.updates.items()}
     strides: dict[str, tuple[int, ...]] = {}
     for name, output in model.outputs.items():
         if output.strides is not None:
             value = outputs[name].type
-            declared = checked_type(f"outputs.{name}.strides", value.dtype.name, value.shape, output.strides)
+            declared = checked_type(f"outputs.{named(name)}.strides", value.dtype.name, value.shape, output.strides)
             strides[name] = declared.layout
     return made.finish(outputs, updates, strides)
 
 
 def assemble_node(made: Assembly, where: str, node: NodeModel) -> None:
-    who = f"{where} ({node.name})"
+    who = f"{where} ({named(node.name)})"
     op = checked_op(who, node.op, read_attributes(node.op, node.attributes))
     operands = [
-        made.value(f"{where}.operands.{i} (of {node.name})", v)
+        made.value(f"{where}.operands.{i} (of {named(node.name)})", v)
         if isinstance(v, str)
         else checked_literal(
-            f"{where}.operands.{i} (of {node.name})", NONFINITE.get(str(v.literal), v.literal), v.dtype
+            f"{where}.operands.{i} (of {named(node.name)})", NONFINITE.get(str(v.literal), v.literal), v.dtype
         )
         for i, v in enumerate(node.operands)
     ]

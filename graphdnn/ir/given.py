@@ -13,6 +13,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING
 
 from graphdnn.errors import GraphDnnError, GraphError
+from graphdnn.spelling import quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,10 +27,10 @@ def path_of(who: str, given: object, error: type[GraphDnnError]) -> Path:
     if not isinstance(text, str):
         raise error(f"{who} is a {type(given).__name__}; a str or Path is needed")
     if not text or "\0" in text or not is_encodable(text):
-        raise error(f"{who} is {text!r:.60}, which names no file")
+        raise error(f"{who} is {quoted(text)}, which names no file")
     path = Path(text)
     if not path.name:
-        raise error(f"{who} is {text!r:.60}, which is a folder; the path of a file is needed")
+        raise error(f"{who} is {quoted(text)}, which is a folder; the path of a file is needed")
     return path
 
 
@@ -55,7 +56,7 @@ def path_to_write(who: str, path: Path, error: type[GraphDnnError]) -> Path:
         return Path(os.path.realpath(path))
     if not S_ISREG(mode):
         found = "a folder" if S_ISDIR(mode) else "no regular file"
-        raise error(f"{who} is {str(path)!r}, which is {found}; a new name or that of a regular file is needed")
+        raise error(f"{who} is {quoted(str(path))}, which is {found}; a new name or that of a regular file is needed")
     return Path(os.path.realpath(path))
 
 

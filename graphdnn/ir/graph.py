@@ -13,7 +13,7 @@ from graphdnn.ir.op import Op
 from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.lazy import cached_property
-from graphdnn.spelling import counted
+from graphdnn.spelling import counted, named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ class Value:
         return self._operate("matmul", other, self)
 
     def __str__(self) -> str:
-        return f"%{self.name}" if self.literal is None else repr(self.literal)
+        return f"%{named(self.name)}" if self.literal is None else repr(self.literal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ class Node:
         return f"{self.op!r} -> {' '.join(v.type.spelled for v in self.results)}"
 
     def __str__(self) -> str:
-        return f"{self.op.label} %{self.name}"
+        return f"{self.op.label} %{named(self.name)}"
 
 
 SHOWN = 4

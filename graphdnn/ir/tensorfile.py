@@ -18,6 +18,7 @@ import numpy as np
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.types import DTYPES, LARGEST_RANK, Array
+from graphdnn.spelling import quoted
 
 NAMES = {
     "float64": "F64",
@@ -131,7 +132,7 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} stands in one object twice")
+        raise ValueError(f"the name {quoted(next(n for n in names if names.count(n) > 1))} stands in one object twice")
     return found
 
 
@@ -141,11 +142,13 @@ def read_entry(who: str, entry: Any, available: int) -> tuple[str, tuple[int, ..
         raise GraphError(f"{who}: its entry needs dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BY_NAME:
-        raise GraphError(f"{who}: dtype is {dtype!r}; one of {', '.join(BY_NAME)} is needed")
+        raise GraphError(f"{who}: dtype is {quoted(dtype)}; one of {', '.join(BY_NAME)} is needed")
     if not whole_numbers(shape) or len(shape) > LARGEST_RANK:
-        raise GraphError(f"{who}: shape is {shape!r}; a list of at most {LARGEST_RANK} whole numbers is needed")
+        raise GraphError(f"{who}: shape is {quoted(shape)}; a list of at most {LARGEST_RANK} whole numbers is needed")
     if not whole_numbers(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= available:
-        raise GraphError(f"{who}: data_offsets are {offsets!r}; two ascending numbers up to {available} are needed")
+        raise GraphError(
+            f"{who}: data_offsets are {quoted(offsets)}; two ascending numbers up to {available} are needed"
+        )
     needed = prod(shape) * BY_NAME[dtype].itemsize
     if offsets[1] - offsets[0] != needed:
         raise GraphError(f"{who}: {dtype} of shape {shape} takes {needed} bytes, but data_offsets are {offsets}")

@@ -26,6 +26,7 @@ from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS
 from graphdnn.ir.ops.reduction import REDUCTIONS
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.spelling import named, quoted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,7 +109,7 @@ class Token:
     line: int
 
     def __str__(self) -> str:
-        return "the end" if self.kind == "end" else repr(self.text)
+        return "the end" if self.kind == "end" else quoted(self.text)
 
 
 def tokens(text: str) -> Iterator[Token]:
@@ -167,7 +168,7 @@ class Parser:
             raise self.wrong("the end after the graph's last brace")
         unknown = [n for n in self.constants if n not in self.assembly.writer.constants]
         if unknown:
-            raise GraphError(f"parse: {unknown[0]} is given as a constant, but the text has none of that name")
+            raise GraphError(f"parse: {named(unknown[0])} is given as a constant, but the text has none of that name")
         return self.located(start, self.assembly.finish, self.outputs, self.updates, self.output_strides)
 
     def statement(self) -> None:
@@ -201,21 +202,21 @@ class Parser:
         start, name = self.token, self.name()
         self.mark("=")
         if name in self.outputs:
-            raise GraphError(f"line {start.line}: output {name} is returned twice")
-        value = self.outputs[name] = self.value(name)
+            raise GraphError(f"line {start.line}: output {named(name)} is returned twice")
+        value = self.outputs[name] = self.value(named(name))
         if self.at(":"):
             self.take()
             type = self.type()
             if (type.shape, type.dtype) != (value.type.shape, value.type.dtype) or type.strides is None:
                 raise GraphError(
-                    f"line {start.line}: output {name} is declared as {type}, but its value is {value.type}"
+                    f"line {start.line}: output {named(name)} is declared as {type}, but its value is {value.type}"
                 )
             self.output_strides[name] = type.strides
 
     def update(self) -> None:
         name = self.name()
         self.mark("=")
-        self.updates[name] = self.value(name)
+        self.updates[name] = self.value(named(name))
 
     def node(self) -> None:
         start, names = self.token, [self.reference()]
@@ -238,19 +239,19 @@ class Parser:
             types.append(self.type())
         origins = self.origins()
         if len(types) != len(names):
-            raise GraphError(f"line {start.line}: node {name} has {len(names)} results and {len(types)} types")
+            raise GraphError(f"line {start.line}: node {named(name)} has {len(names)} results and {len(types)} types")
         kind, fn = SPELLINGS.get(label, (label, None))
         if fn is not None:
             attributes = {"fn": fn, **attributes}
-        op = self.located(start, checked_op, f"node {name}", kind, attributes)
+        op = self.located(start, checked_op, f"node {named(name)}", kind, attributes)
         self.located(start, self.assembly.node, name, op, operands, list(zip(names, types, strict=True)), origins)
 
     def operand(self, node: str) -> Value:
         if self.at("%"):
-            return self.value(f"node {node}")
+            return self.value(f"node {named(node)}")
         start, number = self.token, self.number()
         self.mark(":")
-        return self.located(start, checked_literal, f"node {node}", number, self.word())
+        return self.located(start, checked_literal, f"node {named(node)}", number, self.word())
 
     def value(self, who: str) -> Value:
         start, name = self.token, self.reference()
@@ -311,7 +312,7 @@ class Parser:
 
     def whole(self, text: str, start: Token) -> int:
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise GraphError(f"line {start.line}: {text!r} is no extent or stride; a whole number is needed")
+            raise GraphError(f"line {start.line}: {quoted(text)} is no extent or stride; a whole number is needed")
         return int(text)
 
     def number(self) -> object:

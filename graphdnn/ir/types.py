@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from graphdnn.errors import GraphError
 from graphdnn.lazy import cached_property
+from graphdnn.spelling import quoted
 
 Array = npt.NDArray[Any]
 Kind = Literal["float", "int", "uint", "bool"]
@@ -85,6 +86,9 @@ LARGEST_RANK = 32
 LARGEST_SIZE = 2**48
 """Elements of a tensor; more fits no machine, and products of extents stay exact in 64 bits."""
 
+WHOLE = range(-(2**127), 2**127)
+"""Whole numbers that an attribute may be: beyond all that a tensor has of anything, and short enough to be told."""
+
 LARGEST_SPAN = 2**40
 """Elements between the first and the last one under declared strides, gaps included: memory that only its gaps make
 larger than any device's is a slip of the pen."""
@@ -104,7 +108,7 @@ def as_dtype(spec: object, who: str = "") -> DType:
     try:
         name = np.dtype(spec).name  # type: ignore[call-overload]
     except (TypeError, ValueError):
-        name = repr(spec)
+        name = quoted(spec)
     if name in DTYPES:
         return DTYPES[name]
     raise GraphError(f"{start}data type {name} is not one of {', '.join(DTYPES)}")
@@ -286,10 +290,10 @@ def normalize_axis(axis: int, of: TensorType | int, who: str) -> int:
     try:
         axis = int(axis.__index__())
     except (TypeError, AttributeError):
-        raise GraphError(f"{who}: axis is {axis!r}; a whole number is needed") from None
+        raise GraphError(f"{who}: axis is {quoted(axis)}; a whole number is needed") from None
     if not -rank <= axis < rank:
         tensor = "a tensor" if isinstance(of, int) else str(of)
-        raise GraphError(f"{who}: axis {axis} is outside {tensor} of rank {rank}")
+        raise GraphError(f"{who}: axis {quoted(axis)} is outside {tensor} of rank {rank}")
     return axis % rank
 
 
@@ -298,5 +302,5 @@ def normalize_axes(axes: int | Sequence[int], of: TensorType | int, who: str) ->
     given = tuple(axes) if is_several(axes) else (axes,)
     found = tuple(sorted(normalize_axis(a, of, who) for a in given))
     if len(set(found)) != len(found):
-        raise GraphError(f"{who}: axes {given} name one axis twice")
+        raise GraphError(f"{who}: axes {quoted(given)} name one axis twice")
     return found

@@ -11,6 +11,7 @@ from graphdnn.ir.op import Op
 from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import LARGEST_RANK, LARGEST_SIZE, DType, TensorType, promote
 from graphdnn.ir.verify import verify
+from graphdnn.spelling import quoted
 
 Operand = Value | bool | int | float
 
@@ -142,14 +143,14 @@ class GraphWriter:
 def in_context(error: GraphError, wanted: str, operands: Sequence[Operand]) -> GraphError:
     """What an op said, with the name of its node, which an unnamed node has from its op, and with its operands."""
     said = str(error) if str(error).startswith(f"{wanted}:") else f"{wanted}: {error}"
-    read = ", ".join(map(str, operands))
+    read = ", ".join(str(v) if isinstance(v, Value) else quoted(v) for v in operands)
     return GraphError(f"{said}; its operands are {read}" if operands else said)
 
 
 def checked_name(who: str, name: object) -> str:
     """A name that every written form of a graph can hold.  Raises GraphError for anything else."""
     if not isinstance(name, str) or not name or any("\ud800" <= c <= "\udfff" for c in name):
-        raise GraphError(f"the name of {who} is {name!r}; text of at least one character is needed")
+        raise GraphError(f"the name of {who} is {quoted(name)}; text of at least one character is needed")
     return name
 
 
@@ -177,15 +178,19 @@ def immediates(op: Op, operands: Sequence[Operand]) -> tuple[Value, ...]:
 def immediate(op: Op, number: bool | int | float, dtype: DType) -> Value:
     """A Python number as a value of `dtype`.  Raises GraphError when the type cannot hold it."""
     if dtype.is_integer and (isinstance(number, float) and not number.is_integer()):
-        raise GraphError(f"{op.label}: {number} is not a whole number but the other operand is {dtype}; cast it first")
+        raise GraphError(
+            f"{op.label}: {quoted(number)} is not a whole number but the other operand is {dtype}; cast it first"
+        )
     if dtype.kind == "bool" and not isinstance(number, bool):
-        raise GraphError(f"{op.label}: {number} meets a bool tensor; cast the tensor first")
+        raise GraphError(f"{op.label}: {quoted(number)} meets a bool tensor; cast the tensor first")
     if not dtype.is_float and not dtype.holds(number):
-        raise GraphError(f"{op.label}: {number} is outside {dtype}, the type of the other operand; cast that first")
+        raise GraphError(
+            f"{op.label}: {quoted(number)} is outside {dtype}, the type of the other operand; cast that first"
+        )
     try:
         literal = float(number) if dtype.is_float else number if dtype.kind == "bool" else int(number)
     except OverflowError:
-        raise GraphError(f"{op.label}: {number} is too large for a floating-point number") from None
+        raise GraphError(f"{op.label}: {quoted(number)} is too large for a floating-point number") from None
     return Value(repr(literal), TensorType((), dtype), literal)
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from graphdnn.report.model import CandidateReport, CompileReport
 from graphdnn.saved.records import complaint
+from graphdnn.spelling import quoted
 
 FORMAT = "graphdnn report"
 VERSION = 2
@@ -119,10 +120,10 @@ def untabled(document: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a report from its document.  Raises ValueError saying what is wrong with it."""
     rest = dict(document)
     if rest.pop("format") != FORMAT:
-        raise ValueError(f"format is {document['format']!r:.40}; {FORMAT!r} is needed")
+        raise ValueError(f"format is {quoted(document['format'])}; {FORMAT!r} is needed")
     version = rest.pop("version", None)
     if type(version) is not int or version != VERSION:
-        raise ValueError(f"version is {version!r:.40}; this graphdnn reads version {VERSION}")
+        raise ValueError(f"version is {quoted(version)}; this graphdnn reads version {VERSION}")
     reader = Reader()
     entries = read_rows(reader, {name: rest.pop(name, None) for name in TABLES})
     count = reader.number(str(rest.pop("candidate_count", len(entries))), len(entries) + 1)
@@ -194,14 +195,14 @@ class Reader:
         """Nodes, pattern and answers."""
         parts = row.split(":")
         if len(parts) != 3:
-            raise ValueError(f"candidates: {row!r:.60} is no row of nodes, pattern and answers")
+            raise ValueError(f"candidates: {quoted(row)} is no row of nodes, pattern and answers")
         return parts
 
     def number(self, text: str, size: int) -> int:
         """A place in a table of this size."""
         text = text.strip()
         if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < size):
-            raise ValueError(f"{text!r:.60} is no number below {size}")
+            raise ValueError(f"{quoted(text)} is no number below {size}")
         return int(text)
 
     def numbers(self, text: str, size: int) -> list[int]:

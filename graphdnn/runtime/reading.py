@@ -16,6 +16,7 @@ from graphdnn.runtime.arrays import DeviceArray
 from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import stream_handle
+from graphdnn.spelling import quoted
 
 Answer = TypeVar("Answer")
 
@@ -113,7 +114,7 @@ def read_dlpack(array: Any, stream: int) -> Source:
     found = asked(array, "DLPack", device_of)
     if not isinstance(found, tuple | list) or len(found) != 2 or not all(hasattr(n, "__index__") for n in found):
         raise TypeError(
-            f"a {type_name(array)} whose __dlpack_device__ gives {found!r}; a pair of whole numbers is needed"
+            f"a {type_name(array)} whose __dlpack_device__ gives {quoted(found)}; a pair of whole numbers is needed"
         )
     wanted = stream if found[0] in dlpack.ON_CUDA else None
 

@@ -38,7 +38,7 @@ from graphdnn.saved.manifest import ManifestModel, difference, environment
 from graphdnn.saved.records import read_record
 from graphdnn.saved.reports import report_of
 from graphdnn.saved.weights import graph_of
-from graphdnn.spelling import named_arguments
+from graphdnn.spelling import named_arguments, quoted
 from graphdnn.target import Target
 
 THREADS = 8
@@ -155,14 +155,14 @@ class File:
     def misfit(self, regions: Sequence[Region]) -> str:
         """In what the report is another executable's, in words; empty where it is this one's."""
         if self.report.graph != self.graph.name:
-            return f"it is of graph {self.report.graph[:60]!r}; this one is {self.graph.name[:60]!r}"
+            return f"it is of graph {quoted(self.report.graph)}; this one is {quoted(self.graph.name)}"
         if len(self.report.regions) != len(regions):
             return f"it has {len(self.report.regions)} regions; the manifest has {len(regions)}"
         for said, region, step in zip(self.report.regions, regions, self.manifest.steps, strict=True):
             plan = self.manifest.plans[step.plan]
             found = (said.nodes, said.pattern, said.engine, said.plan)
             if found != (region.origins, region.pattern, plan.engine, plan.name):
-                return f"region {said.name[:60]!r} is not the one that the manifest has in its place"
+                return f"region {quoted(said.name)} is not the one that the manifest has in its place"
         return ""
 
     def regions(self) -> list[Region]:
@@ -174,7 +174,7 @@ class File:
             for name in step.nodes:
                 if name not in left:
                     raise SavedFileError(
-                        f"{self.who}: manifest: steps.{number} holds {name[:60]!r}, which is no node left to compute"
+                        f"{self.who}: manifest: steps.{number} holds {quoted(name)}, which is no node left to compute"
                     )
                 left.remove(name)
             region = Region.of(self.prepared, [by_name[name] for name in step.nodes])
@@ -247,7 +247,7 @@ def restored_plans(
     def again(candidate: Candidate, content: bytes) -> Plan | Decline:
         engine = engines.get(candidate.engine)
         if engine is None:
-            return Decline(Code.SETUP, f"there is no engine {candidate.engine!r} here")
+            return Decline(Code.SETUP, f"there is no engine {quoted(candidate.engine)} here")
         with device:
             return engine.restore(candidate, content, device)
 
@@ -259,7 +259,7 @@ def restored_plans(
         for candidate, plan, model in zip(candidates, plans, file.manifest.plans, strict=True):
             chosen = tried(candidate, plan, model.kernels, selector, memory)
             if isinstance(chosen, Decline):
-                who = f"plan {candidate.name!r} of {candidate.engine}"
+                who = f"plan {quoted(candidate.name)} of {candidate.engine}"
                 return replace(chosen, reason=f"{who} was not restored ({chosen})")
             found.append(chosen)
     return found

@@ -27,7 +27,7 @@ from graphdnn.planning.fitting import COMPETING
 from graphdnn.report.model import CompileReport
 from graphdnn.saved.manifest import compared, environment
 from graphdnn.saved.records import Strict, read_bounded, read_json, read_record
-from graphdnn.spelling import counted
+from graphdnn.spelling import counted, quoted
 from graphdnn.target import Target
 
 FORMAT = "graphdnn lock"
@@ -136,7 +136,7 @@ def read_lock(path: Path) -> LockModel:
         raise SavedFileError(f"{who}: it is no lock file; one that Executable.save_lock wrote is needed")
     version = found.get("version")
     if type(version) is not int or version != VERSION:
-        raise SavedFileError(f"{who}: its version is {version!r:.60}; this graphdnn reads {VERSION}")
+        raise SavedFileError(f"{who}: its version is {quoted(version)}; this graphdnn reads {VERSION}")
     return read_record(who, content, LockModel)
 
 
@@ -166,7 +166,7 @@ class Lock:
         """
         lock = Lock(path.name, read_lock(path))
         if lock.model.graph != graph:
-            lock._say(f"it was made for graph {lock.model.graph[:60]!r}, and this is {graph[:60]!r}")
+            lock._say(f"it was made for graph {quoted(lock.model.graph)}, and this is {quoted(graph)}")
         there, here = lock.model.environment, environment(target)
         for name in compared(there, here):
             was, now = there.get(name, "none"), here.get(name, "none")
@@ -178,13 +178,15 @@ class Lock:
         for name in NUMBERS:
             asked, asks = lock.model.options.get(name, usual[name]), options[name]
             if asked != asks:
-                lock._say(f"it was made with the option {name}={asked!r}, and this is {asks!r}; bits may differ")
+                lock._say(
+                    f"it was made with the option {name}={quoted(asked)}, and this is {quoted(asks)}; bits may differ"
+                )
         for name in lock.model.options:
             if name not in NUMBERS:
-                lock._say(f"its option {name[:40]!r} is none that lock files hold; nothing comes of it")
+                lock._say(f"its option {quoted(name)} is none that lock files hold; nothing comes of it")
         for name in lock.model.left_out:
             if name not in COMPETING:
-                lock._say(f"the pass {name[:40]!r} cannot be left out")
+                lock._say(f"the pass {quoted(name)} cannot be left out")
         return lock
 
     @property

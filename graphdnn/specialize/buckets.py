@@ -13,7 +13,7 @@ from graphdnn.ir.types import Array, TensorType
 from graphdnn.runtime.arrays import DeviceArray, empty
 from graphdnn.runtime.dlpack import ON_HOST
 from graphdnn.specialize.signature import Form
-from graphdnn.spelling import counted
+from graphdnn.spelling import counted, quoted
 
 Rule = str | int | Sequence[int]
 """What sizes an axis may have: "pow2", the multiples of a number, or those of a list."""
@@ -26,16 +26,18 @@ def checked_buckets(who: str, buckets: Any, parameters: Sequence[str]) -> Bucket
     """A caller's rules.  Raises CompileError naming the parameter and the axis whose rule cannot be."""
     if not isinstance(buckets, Mapping) or not all(isinstance(axes, Mapping) for axes in buckets.values()):
         raise CompileError(
-            f'jit: buckets are {buckets!r}; rules by parameter and axis, {{"x": {{0: "pow2"}}}}, are needed'
+            f'jit: buckets are {quoted(buckets)}; rules by parameter and axis, {{"x": {{0: "pow2"}}}}, are needed'
         )
     for name, axes in buckets.items():
         check_parameter("buckets", name, who, parameters)
         for axis, rule in axes.items():
             if not is_whole(axis):
-                raise CompileError(f"jit: buckets of {name} are given for axis {axis!r}; a whole number is needed")
+                raise CompileError(
+                    f"jit: buckets of {name} are given for axis {quoted(axis)}; a whole number is needed"
+                )
             if not is_rule(rule):
                 raise CompileError(
-                    f'jit: buckets of axis {axis} of {name} are {rule!r}; "pow2", a number whose multiples are '
+                    f'jit: buckets of axis {axis} of {name} are {quoted(rule)}; "pow2", a number whose multiples are '
                     "meant, or ascending sizes are needed"
                 )
     return {

@@ -27,7 +27,7 @@ from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_len
 from graphdnn.specialize.signature import Signature, form_of, spelled
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
-from graphdnn.spelling import counted, hint, named_arguments
+from graphdnn.spelling import counted, hint, named_arguments, quoted
 from graphdnn.target import Target
 
 ROUTES_PER_ENTRY = 16
@@ -100,16 +100,16 @@ def jit(
     Raises CompileError for a function or an option that cannot be.
     """
     if not is_whole(max_entries) or max_entries < 1:
-        raise CompileError(f"jit: max_entries is {max_entries!r}; a number of at least 1 is needed")
+        raise CompileError(f"jit: max_entries is {quoted(max_entries)}; a number of at least 1 is needed")
     if not is_whole(warn_after) or warn_after < 1:
-        raise CompileError(f"jit: warn_after is {warn_after!r}; a number of at least 1 is needed")
+        raise CompileError(f"jit: warn_after is {quoted(warn_after)}; a number of at least 1 is needed")
     for what, given in (("options", options), ("tuned_options", tuned_options)):
         if not isinstance(given, CompileOptions | None):
             raise CompileError(f"jit: {what} is a {type(given).__name__}; a gd.CompileOptions is needed")
     first, later = options or CompileOptions(), tuned_options
     mode: object = on_new_shape
     if mode not in ("compile", "heuristic_then_tune"):
-        raise CompileError(f'jit: on_new_shape is {on_new_shape!r}; "compile" or "heuristic_then_tune" is needed')
+        raise CompileError(f'jit: on_new_shape is {quoted(on_new_shape)}; "compile" or "heuristic_then_tune" is needed')
     if mode == "heuristic_then_tune":
         timed = "autotune" if first.selection == "heuristic" else first.selection
         # nobody watches a build in the background, so it shows its progress only where that was asked for
@@ -118,7 +118,7 @@ def jit(
     elif tuned_options is not None:
         raise CompileError('jit: tuned_options are given; on_new_shape="heuristic_then_tune" is needed to use them')
     if isinstance(fn, Jitted):
-        raise CompileError(f"jit: {fn!r} is a jitted function already; what it was made of is needed")
+        raise CompileError(f"jit: {quoted(fn)} is a jitted function already; what it was made of is needed")
     function = Function.of(fn)
     filled = checked_lengths(function.name, lengths or {}, function.parameters)
     names = tuple(name for name in function.parameters if name not in filled)
@@ -281,11 +281,12 @@ class Jitted:
             if name in self._names:
                 return ExecutionError(
                     f"input {name} of {who} is given as an argument by name; one mapping from name to array, "
-                    f"{{{name!r}: ...}}, is needed"
+                    f"{{{quoted(name)}: ...}}, is needed"
                 )
         name = next(iter(named))
         return ExecutionError(
-            f"calls of {who} have no argument {name!r}{hint(name, ('inputs', 'stream'))} (they take inputs, stream)"
+            f"calls of {who} have no argument {quoted(name)}{hint(name, ('inputs', 'stream'))} "
+            "(they take inputs, stream)"
         )
 
     def _built(self, signature: Signature, make: Callable[[], Build]) -> Build:

@@ -13,6 +13,7 @@ from graphdnn.executable import Executable
 from graphdnn.ir.builder import GraphBuilder
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.types import TensorType
+from graphdnn.spelling import quoted
 
 KIND = inspect.Parameter
 KINDS: dict[type, str] = {BuiltinFunctionType: "built into Python", Executable: "a compiled graph already"}
@@ -35,7 +36,9 @@ class Function:
     def of(call: Any) -> Function:
         """Reads a function's signature.  Raises CompileError where its inputs have no names."""
         if not callable(call):
-            raise CompileError(f"jit: {call!r} is a {type(call).__name__}; a function of a GraphBuilder is needed")
+            raise CompileError(
+                f"jit: {quoted(call)} is a {type(call).__name__}; a function of a GraphBuilder is needed"
+            )
         name = name_of(call)
         kind = KINDS.get(type(call)) or ("a class" if isinstance(call, type) else None)
         if kind is not None:

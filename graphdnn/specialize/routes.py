@@ -24,7 +24,7 @@ from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType, int32
 from graphdnn.specialize.buckets import check_parameter, cut, is_whole, lies_on_host, padded
 from graphdnn.specialize.masking import Masking
-from graphdnn.spelling import counted
+from graphdnn.spelling import counted, quoted
 from graphdnn.target import Target
 
 Lengths = Mapping[str, tuple[str, int]]
@@ -51,13 +51,13 @@ def checked_lengths(who: str, lengths: Any, parameters: tuple[str, ...]) -> Leng
     """A caller's lengths.  Raises CompileError naming the parameter that cannot be filled in."""
     if not isinstance(lengths, Mapping):
         raise CompileError(
-            f'jit: lengths are {lengths!r}; an input and an axis by parameter, {{"n": ("x", 1)}}, are needed'
+            f'jit: lengths are {quoted(lengths)}; an input and an axis by parameter, {{"n": ("x", 1)}}, are needed'
         )
     for name, source in lengths.items():
         check_parameter("lengths", name, who, parameters)
         if not isinstance(source, tuple | list) or len(source) != 2 or not is_whole(source[1]) or source[1] == 0:
             raise CompileError(
-                f"jit: {name} is to hold the lengths {source!r}; an input and one of its axes behind the first, "
+                f"jit: {name} is to hold the lengths {quoted(source)}; an input and one of its axes behind the first, "
                 '("x", 1), are needed'
             )
         if source[0] not in parameters or source[0] in lengths:

@@ -296,3 +296,46 @@ def test_a_listed_number_too_large_for_float32_is_infinite() -> None:
     g = gd.GraphBuilder()
     graph = g.build({"y": g.constant([1e300, -1e300, 1.5])})
     np.testing.assert_array_equal(gd.evaluate(graph, {})["y"], np.array([np.inf, -np.inf, 1.5], np.float32))
+
+
+HUGE = 10**5000
+"""More digits than Python writes."""
+
+MISTAKEN = {
+    "name": lambda g, x: g.relu(x, name=np.arange(2)),
+    "name of a source": lambda g, x: g.input(np.arange(2), (2,), gd.float32),
+    "name of a constant": lambda g, x: g.constant(np.zeros(2), name=np.arange(2)),
+    "name of a norm": lambda g, x: g.layer_norm(x, name=np.arange(2)),
+    "extent": lambda g, x: g.input("y", (HUGE,), gd.float32),
+    "shape": lambda g, x: g.reshape(x, (HUGE, 2)),
+    "axis": lambda g, x: g.softmax(x, axis=HUGE),
+    "padding": lambda g, x: g.pad(x, ((0, HUGE), (0, 0), (0, 0), (0, 0))),
+    "filler": lambda g, x: g.pad(g.iota(3), ((0, 1),), value=HUGE),
+    "number": lambda g, x: g.add(x, HUGE),
+    "whole number": lambda g, x: g.add(g.iota(3), HUGE),
+    "bound": lambda g, x: g.clip(g.iota(3), min=HUGE),
+    "window": lambda g, x: g.attention(x, x, x, window=(HUGE, 0)),
+    "scale": lambda g, x: g.attention(x, x, x, scale=HUGE),
+    "step": lambda g, x: g.slice(x, (0,), (1,), (-HUGE,), axes=(0,)),
+    "long text": lambda g, x: g.attention(x, x, x, causal="top" * 1000),
+    "long name": lambda g, x: g.softmax(x, axis=7, name="softmax" * 1000),
+    "lines": lambda g, x: g.softmax(x, axis=7, name="soft\nmax"),
+    "many": lambda g, x: g.reshape(x, range(5000)),
+}
+"""What no sentence holds whole."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKEN)
+def test_whatever_was_given_the_error_is_one_sentence(mistake: str) -> None:
+    g = gd.GraphBuilder()
+    with pytest.raises(gd.GraphError) as caught:
+        MISTAKEN[mistake](g, image(g))
+    assert len(str(caught.value)) < 700
+    assert "\n" not in str(caught.value)
+
+
+def test_a_filler_that_floats_round_is_rounded() -> None:
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.pad(g.input("x", (2,), gd.float32), ((0, 1),), value=10**30 + 1)})
+    assert str(gd.parse(str(graph))) == str(graph)
+    assert gd.evaluate(graph, {"x": np.zeros(2, np.float32)})["y"][2] == np.float32(1e30)

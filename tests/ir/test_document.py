@@ -285,6 +285,27 @@ def test_attributes_nested_deeply_are_refused(rng: Rng) -> None:
         gd.Graph.from_json(text)
 
 
+LONG = {"text": "long" * 5000, "digits": 10**4000, "entries": list(range(5000)), "key": {"long" * 5000: 1}}
+
+
+@pytest.mark.parametrize("long", LONG)
+def test_what_is_wrong_is_told_in_short(long: str, rng: Rng) -> None:
+    """Whatever of a document is replaced, and a name of any length beside what is wrong."""
+    text = block(rng).to_json()
+    for place in ("name", "kernel", "attributes", "stride", "shape", "operands", "sha256", "outputs", "op"):
+        for number in range(text.count(f'"{place}":')):
+            *before, rest = text.split(f'"{place}":', number + 1)
+            _, end = json.JSONDecoder().raw_decode(rest.lstrip())
+            changed = f'"{place}":'.join((*before, json.dumps(LONG[long]) + rest.lstrip()[end:]))
+            told = ""
+            try:
+                gd.Graph.from_json(changed)
+            except gd.GraphError as error:
+                told = str(error)
+            assert len(told) < 1200, place
+            assert "\n" not in told
+
+
 def test_any_changed_byte_is_refused_or_read(tmp_path: Path, rng: Rng) -> None:
     """Of a document and its file: never another exception, and never other constants than were saved."""
     graph = block(rng)

@@ -10,6 +10,7 @@ from graphdnn.engines.cublaslt.library import Algorithm
 from graphdnn.engines.cublaslt.problem import Problem
 from graphdnn.engines.cublaslt.support import arithmetic_of
 from graphdnn.engines.saved import damaged, facts
+from graphdnn.spelling import quoted
 
 FIELDS: dict[str, type] = {
     "name": str,
@@ -37,12 +38,14 @@ def read_algorithms(parts: Sequence[bytes], problem: Problem, size: int) -> tupl
     compute, rows = head["compute"], head["algorithms"]
     known = arithmetic_of(problem)
     if compute not in (known.compute, known.relaxed):
-        return damaged(f"it computes in {compute!r}; {known.compute} or {known.relaxed} is what such operands need")
+        return damaged(
+            f"it computes in {quoted(compute)}; {known.compute} or {known.relaxed} is what such operands need"
+        )
     if not isinstance(rows, list) or len(rows) != len(parts) - 1:
         return damaged(f"it describes other than {len(parts) - 1} algorithms")
     for row, content in zip(rows, parts[1:], strict=True):
         if not isinstance(row, dict) or {k: type(v) for k, v in row.items()} != FIELDS or row["workspace_bytes"] < 0:
-            return damaged(f"{row!r} describes no algorithm")
+            return damaged(f"{quoted(row)} describes no algorithm")
         if len(content) != size:
             return damaged(f"an algorithm has {len(content)} bytes where {size} are needed")
     return compute, [Algorithm(content, **row) for row, content in zip(rows, parts[1:], strict=True)]

@@ -15,6 +15,7 @@ from graphdnn.engines.cudnn.plans import Bindings, CudnnPlan, PlanName, Proposal
 from graphdnn.engines.environment import environment
 from graphdnn.engines.saved import Identity, damaged, facts, pack, spelled, unpack
 from graphdnn.ir.region import Region
+from graphdnn.spelling import quoted
 from graphdnn.target import Target
 
 PROPOSALS = "cudnn-proposals"
@@ -51,7 +52,7 @@ def read_proposal(row: Any) -> Proposal:
         case [str() as name, int() as workspace, [*notes], bool() as deterministic] if whole(workspace):
             if all(isinstance(note, str) for note in notes):
                 return Proposal(PlanName.parse(name), workspace, tuple(notes), deterministic)
-    raise ValueError(f"{row!r} describes no plan")
+    raise ValueError(f"{quoted(row)} describes no plan")
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,10 @@ def read_plan(content: bytes, who: Identity, region: Region) -> Written | Declin
         return damaged("it does not say where its tensors are bound")
     bindings, workspace = beside["bindings"], beside["workspace"]
     if not whole(workspace) or not isinstance(bindings, list):
-        return damaged(f"its workspace is {workspace!r} and its bindings are a {type(bindings).__name__}")
+        return damaged(f"its workspace is {quoted(workspace)} and its bindings are a {type(bindings).__name__}")
     places = len(region.inputs) + len(region.outputs)
     if not all(isinstance(b, list) and len(b) == 2 and all(map(whole, b)) and b[1] < places for b in bindings):
-        return damaged(f"its bindings {bindings!r} are not those of {places} tensors")
+        return damaged(f"its bindings {quoted(bindings)} are not those of {places} tensors")
     return Written(tuple((uid, index) for uid, index in bindings), workspace, parts[1])
 
 

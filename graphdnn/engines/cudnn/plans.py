@@ -16,6 +16,7 @@ from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.saved import Identity
 from graphdnn.relaxed import let_go
+from graphdnn.spelling import quoted
 
 KNOBS: dict[int, str] = {
     1: "SWIZZLE",
@@ -71,7 +72,7 @@ class PlanName:
         found = re.fullmatch(r"eng(\d+)", head)
         pairs = [re.fullmatch(r"k(\d+)=(-?\d+)", part) for part in rest]
         if found is None or None in pairs:
-            raise ValueError(f"plan name {text!r}; a form such as eng4_k24=2 is needed")
+            raise ValueError(f"plan name {quoted(text)}; a form such as eng4_k24=2 is needed")
         return PlanName(int(found.group(1)), tuple((int(p.group(1)), int(p.group(2))) for p in pairs if p))
 
     @property

@@ -8,22 +8,36 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.types import WHOLE
+from graphdnn.ir.writer import checked_name
+from graphdnn.spelling import named, quoted
+
+
+def called(name: object, otherwise: str) -> str:
+    """What messages call a node: its name, or `otherwise` where it has none.  Raises GraphError for what is no name."""
+    return otherwise if name is None else named(checked_name("a value or node", name))
 
 
 def whole_number(who: str, what: str, value: Any) -> int:
-    """A whole number.  Raises GraphError naming `who` and `what` for anything else, 2.0 included."""
+    """A whole number of 128 bits.  Raises GraphError naming `who` and `what` for anything else, 2.0 included."""
     try:
-        return int(value.__index__())
+        found = int(value.__index__())
     except (TypeError, AttributeError):
-        raise GraphError(f"{who}: {what} is {value!r}; a whole number is needed") from None
+        raise GraphError(f"{who}: {what} is {quoted(value)}; a whole number is needed") from None
+    if found not in WHOLE:
+        raise GraphError(f"{who}: {what} is {quoted(value)}; a whole number of 128 bits is needed")
+    return found
 
 
 def whole_numbers(who: str, what: str, entries: Any) -> tuple[int, ...]:
-    """The entries as a tuple.  Raises GraphError naming `who` and `what` for anything but whole numbers."""
+    """The entries as a tuple.  Raises GraphError naming `who` and `what` for anything but whole numbers of 128 bits."""
     try:
-        return tuple(int(n.__index__()) for n in entries)
+        found = tuple(int(n.__index__()) for n in entries)
     except (TypeError, AttributeError):
-        raise GraphError(f"{who}: {what} is {entries!r}; a sequence of whole numbers is needed") from None
+        raise GraphError(f"{who}: {what} is {quoted(entries)}; a sequence of whole numbers is needed") from None
+    if any(n not in WHOLE for n in found):
+        raise GraphError(f"{who}: {what} is {quoted(entries)}; whole numbers of 128 bits are needed")
+    return found
 
 
 def number(who: str, what: str, value: SupportsFloat) -> float:
@@ -33,18 +47,18 @@ def number(who: str, what: str, value: SupportsFloat) -> float:
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise GraphError(f"{who}: {what} is {value!r}; a number is needed")
+    raise GraphError(f"{who}: {what} is {quoted(value)}; a number is needed")
 
 
 def one_of(who: str, what: str, value: object, words: Sequence[str | None]) -> None:
     """Raises GraphError naming `who` and `what` unless the value is one of these words or None; an array never is."""
     if not (value is None or isinstance(value, str)) or value not in words:
         *others, last = ("None" if word is None else f'"{word}"' for word in words)
-        raise GraphError(f"{who}: {what} is {value!r}; {', '.join(others)} or {last} is needed")
+        raise GraphError(f"{who}: {what} is {quoted(value)}; {', '.join(others)} or {last} is needed")
 
 
 def flag(who: str, what: str, value: bool) -> bool:
     """True or False.  Raises GraphError naming `who` and `what` for anything else: "no" would be true."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise GraphError(f"{who}: {what} is {value!r}; True or False is needed")
+    raise GraphError(f"{who}: {what} is {quoted(value)}; True or False is needed")

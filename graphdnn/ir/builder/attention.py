@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import flag, number, one_of, whole_number
+from graphdnn.ir.builder.arguments import called, flag, number, one_of, whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.types import is_several
+from graphdnn.spelling import quoted
 
 Causal = Literal["top_left", "bottom_right"] | None
 Bounds = Sequence[int | None] | None
@@ -91,7 +92,7 @@ class AttentionMethods(BuilderCore):
         none.  Scores are float32 for float16 and bfloat16.  Raises GraphError where shapes, types or attributes do not
         fit.
         """
-        who = name or "attention"
+        who = called(name, "attention")
         self._check_owned(f"{who}: q", q)
         one_of(who, "causal", causal, (None, "top_left", "bottom_right"))
         extras = {"bias": bias, "mask": mask, "q_lengths": q_lengths, "kv_lengths": kv_lengths}
@@ -112,6 +113,6 @@ def bounds(who: str, window: object) -> tuple[int | None, int | None]:
     """(left, right), each a whole number or None."""
     entries = tuple(window) if is_several(window) else ()
     if len(entries) != 2:
-        raise GraphError(f"{who}: window is {window!r}; a pair (left, right) is needed")
+        raise GraphError(f"{who}: window is {quoted(window)}; a pair (left, right) is needed")
     left, right = (None if n is None else whole_number(who, "a bound of window", n) for n in entries)
     return (left, right)

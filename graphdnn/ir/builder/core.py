@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn.errors import GraphError, in_words
-from graphdnn.ir.builder.arguments import whole_numbers
+from graphdnn.ir.builder.arguments import called, whole_numbers
 from graphdnn.ir.builder.promotion import promoted
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.op import Op
@@ -19,7 +19,7 @@ from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype, bfloat16
 from graphdnn.ir.verify import checked_span
 from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size, in_context
-from graphdnn.spelling import counted
+from graphdnn.spelling import counted, named, quoted
 
 
 class BuilderCore:
@@ -39,7 +39,8 @@ class BuilderCore:
 
         Absent strides mean row-major.  Raises GraphError for a taken name, an extent below 1, or negative strides.
         """
-        return self._writer.input(name, checked_type(f"input {name}", shape, dtype, strides))
+        who = f"input {named(checked_name('input', name))}"
+        return self._writer.input(name, checked_type(who, shape, dtype, strides))
 
     def state(self, name: str, shape: Sequence[int], dtype: DType) -> Value:
         """A tensor that lives on between calls (a key/value cache, a running statistic); zero at first.
@@ -47,7 +48,8 @@ class BuilderCore:
         It is read like an input, and lies row-major; `build(updates={name: new})` gives its value in the next call.
         Raises GraphError for a taken name or an extent below 1.
         """
-        return self._writer.state(name, checked_type(f"state {name}", shape, dtype, None))
+        who = f"state {named(checked_name('state', name))}"
+        return self._writer.state(name, checked_type(who, shape, dtype, None))
 
     def constant(self, array: Any, *, name: str | None = None) -> Value:
         """A tensor with known content, from a numpy array (bfloat16 through ml_dtypes), a PyTorch tensor in host memory
@@ -55,7 +57,7 @@ class BuilderCore:
 
         Raises GraphError for what numpy cannot read, quoting why, and for types and shapes that a tensor cannot have.
         """
-        who = f"constant {name or ''}".strip()
+        who = f"constant {called(name, '')}".strip()
         try:
             data = host_copy(array)
         except Exception as error:  # of the array's own code, which is anybody's
@@ -88,19 +90,20 @@ class BuilderCore:
             ("updates", {} if updates is None else updates),
             ("strides", {} if strides is None else strides),
         )
-        for what, named in given:
-            if not isinstance(named, Mapping):
-                raise GraphError(f"build: {what} is a {type(named).__name__}; a mapping by name is needed")
+        for what, entries in given:
+            if not isinstance(entries, Mapping):
+                raise GraphError(f"build: {what} is a {type(entries).__name__}; a mapping by name is needed")
         for name, value in {**outputs, **(updates or {})}.items():
             if not isinstance(name, str):
-                raise GraphError(f"build: the name of an output is {name!r}; text is needed")
-            self._check_owned(f"output {name}", value)
+                raise GraphError(f"build: the name of an output is {quoted(name)}; text is needed")
+            self._check_owned(f"output {named(name)}", value)
         layouts = {n: whole_numbers(f"output {n}", "strides", s) for n, s in (strides or {}).items()}
         for name, steps in layouts.items():
             made = outputs[name].type if name in outputs else None
             if made is not None and (len(steps) != made.rank or min(steps, default=0) < 0):
                 raise GraphError(
-                    f"output {name}: strides are {steps}; {made.rank} numbers, none negative, are needed for {made}"
+                    f"output {named(name)}: strides are {quoted(steps)}; {made.rank} numbers, none negative, are "
+                    f"needed for {made}"
                 )
         return self._writer.finish(outputs, updates, layouts)
 
@@ -112,13 +115,13 @@ class BuilderCore:
         operands = tuple(v.item() if isinstance(v, np.generic) else v for v in operands)
         for index, value in enumerate(operands):
             if not isinstance(value, bool | int | float):
-                self._check_owned(f"{name or op.label}: operand {index}", value)
+                self._check_owned(f"{called(name, op.label)}: operand {index}", value)
         if not isinstance(op, Elementwise):
             return self._writer.emit(op, operands, name=name)
         try:
             made = promoted(op, operands, whole=whole)
         except GraphError as error:
-            raise in_context(error, name or op.label, operands) from None
+            raise in_context(error, called(name, op.label), operands) from None
         return self._writer.emit(made.op, made.operands, name=name, stem=op.label, first=made.casts)
 
     def _operate(self, fn: str, *operands: Operand) -> Value:
@@ -148,8 +151,8 @@ def checked_type(who: str, shape: Sequence[int], dtype: DType, strides: Sequence
     """A tensor type from a caller's words.  Raises GraphError naming `who` for extents or strides that cannot be."""
     extents = whole_numbers(who, "shape", shape)
     if min(extents, default=1) < 1:
-        raise GraphError(f"{who}: shape is {extents}; every extent must be at least 1")
+        raise GraphError(f"{who}: shape is {quoted(extents)}; every extent must be at least 1")
     steps = None if strides is None else whole_numbers(who, "strides", strides)
     if steps is not None and (len(steps) != len(extents) or min(steps, default=0) < 0):
-        raise GraphError(f"{who}: strides are {steps}; {len(extents)} numbers, none negative, are needed")
+        raise GraphError(f"{who}: strides are {quoted(steps)}; {len(extents)} numbers, none negative, are needed")
     return checked_span(who, checked_size(who, TensorType(extents, as_dtype(dtype, who), steps)))

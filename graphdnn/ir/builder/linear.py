@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import whole_number, whole_numbers
+from graphdnn.ir.builder.arguments import called, whole_number, whole_numbers
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.linear import Conv, MatMul
 from graphdnn.ir.types import is_several
+from graphdnn.spelling import quoted
 
 Window = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]]
@@ -49,7 +50,7 @@ class LinearMethods(BuilderCore):
 
         Raises GraphError where ranks, channels, groups or attributes do not fit, or the kernel is larger than x.
         """
-        who = name or "conv"
+        who = called(name, "conv")
         self._check_owned(f"{who}: x", x)
         spatial = max(x.type.rank - 2, 0)
         attributes = Conv(
@@ -67,7 +68,7 @@ def per_axis(who: str, what: str, value: Window, spatial: int) -> tuple[int, ...
         return (whole_number(who, what, value),) * spatial
     entries = whole_numbers(who, what, value)
     if len(entries) != spatial:
-        raise GraphError(f"{who}: {what} is {value!r}; a whole number or {spatial} of them are needed")
+        raise GraphError(f"{who}: {what} is {quoted(value)}; a whole number or {spatial} of them are needed")
     return entries
 
 
@@ -79,6 +80,7 @@ def pairs(who: str, value: Padding, spatial: int) -> tuple[tuple[int, int], ...]
     entries = [whole_numbers(who, "padding", v if is_several(v) else (v, v)) for v in value]
     if len(entries) != spatial or any(len(pair) != 2 for pair in entries):
         raise GraphError(
-            f"{who}: padding is {value!r}; a whole number, {spatial} of them, or {spatial} (lo, hi) pairs are needed"
+            f"{who}: padding is {quoted(value)}; a whole number, {spatial} of them, or {spatial} (lo, hi) pairs are "
+            "needed"
         )
     return tuple((lo, hi) for lo, hi in entries)

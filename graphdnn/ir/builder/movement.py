@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import number, whole_number, whole_numbers
+from graphdnn.ir.builder.arguments import called, number, whole_number, whole_numbers
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.movement import (
@@ -24,6 +24,7 @@ from graphdnn.ir.ops.movement import (
     WriteSlice,
 )
 from graphdnn.ir.types import DType, as_dtype, int32, is_several, normalize_axes, normalize_axis
+from graphdnn.spelling import quoted
 
 
 class MovementMethods(BuilderCore):
@@ -35,37 +36,37 @@ class MovementMethods(BuilderCore):
 
     def reshape(self, x: Value, shape: Sequence[int], *, name: str | None = None) -> Value:
         """x's elements in the same row-major order in another shape; one extent may be -1: what the others leave."""
-        who = name or "reshape"
+        who = called(name, "reshape")
         self._check_owned(f"{who}: x", x)
         return self._add(Reshape(shape=completed(who, shape, x.type.size)), x, name=name)[0]
 
     def transpose(self, x: Value, axes: Sequence[int], *, name: str | None = None) -> Value:
         """Axis a of the result is axis `axes[a]` of x, as torch.permute; `axes` names every axis of x once."""
-        who = name or "transpose"
+        who = called(name, "transpose")
         self._check_owned(f"{who}: x", x)
         order = tuple(normalize_axis(a, x.type, who) for a in whole_numbers(who, "axes", axes))
         return self._add(Transpose(axes=order), x, name=name)[0]
 
     def expand(self, x: Value, shape: Sequence[int], *, name: str | None = None) -> Value:
         """x repeated along its size-1 axes and along new leading ones; -1 keeps an extent of x, as in PyTorch."""
-        who = name or "expand"
+        who = called(name, "expand")
         self._check_owned(f"{who}: x", x)
         wanted = whole_numbers(who, "shape", shape)
         kept = (1,) * (len(wanted) - x.type.rank) + x.type.shape
         if -1 in wanted[: max(len(wanted) - x.type.rank, 0)]:
-            raise GraphError(f"{who}: shape {wanted} has -1 for an axis that x lacks: x is {x.type}")
+            raise GraphError(f"{who}: shape {quoted(wanted)} has -1 for an axis that x lacks: x is {x.type}")
         shape = tuple(m if n == -1 else n for n, m in zip(wanted, kept, strict=False))
         return self._add(Expand(shape=shape), x, name=name)[0]
 
     def squeeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
         """x without `axes`, each of which must have extent 1 (PyTorch leaves longer ones as they are)."""
-        who = name or "squeeze"
+        who = called(name, "squeeze")
         self._check_owned(f"{who}: x", x)
         return self._add(Squeeze(axes=normalize_axes(axes, x.type, who)), x, name=name)[0]
 
     def unsqueeze(self, x: Value, axes: int | Sequence[int], *, name: str | None = None) -> Value:
         """x with axes of extent 1 put in, so that they are `axes` of the result, as numpy.expand_dims."""
-        who = name or "unsqueeze"
+        who = called(name, "unsqueeze")
         self._check_owned(f"{who}: x", x)
         rank = x.type.rank + (len(tuple(axes)) if is_several(axes) else 1)
         return self._add(Unsqueeze(axes=normalize_axes(axes, rank, who)), x, name=name)[0]
@@ -75,7 +76,7 @@ class MovementMethods(BuilderCore):
 
         Float types promote to the common one.
         """
-        who = name or "concat"
+        who = called(name, "concat")
         if isinstance(xs, Value) or not is_several(xs):
             raise GraphError(f"{who}: xs is a {type(xs).__name__}; a sequence of values is needed")
         xs = tuple(xs)
@@ -90,7 +91,7 @@ class MovementMethods(BuilderCore):
 
         A number is how many parts there are, as for numpy.split; torch.split takes the extent of a part.
         """
-        who = name or "split"
+        who = called(name, "split")
         self._check_owned(f"{who}: x", x)
         axis = normalize_axis(axis, x.type, who)
         if not is_several(sizes):
@@ -115,7 +116,7 @@ class MovementMethods(BuilderCore):
         None and negative starts and stops mean what they do in Python.  Raises GraphError for a step below 1, and where
         nothing is left of an axis.
         """
-        who = name or "slice"
+        who = called(name, "slice")
         self._check_owned(f"{who}: x", x)
         rank = x.type.rank
         places = (
@@ -135,7 +136,7 @@ class MovementMethods(BuilderCore):
                 f"{len(places)} each, for distinct axes, are needed: x is {x.type}"
             )
         if any(step is not None and step < 1 for step in given[2]):
-            raise GraphError(f"{who}: steps are {tuple(given[2])}; every one must be at least 1")
+            raise GraphError(f"{who}: steps are {quoted(given[2])}; every one must be at least 1")
         cuts = [slice(None)] * rank
         for axis, start, stop, step in zip(places, *given, strict=True):
             cuts[axis] = slice(start, stop, step)
@@ -153,16 +154,18 @@ class MovementMethods(BuilderCore):
         Axes are in x's order, where torch.nn.functional.pad begins with the last.  Raises GraphError for negative
         padding, and for a value that an integer type does not hold.
         """
-        who = name or "pad"
+        who = called(name, "pad")
         self._check_owned(f"{who}: x", x)
         try:
             pairs = [whole_numbers(who, "padding", pair) for pair in padding]
         except TypeError:
             pairs = [()]
         if any(len(pair) != 2 for pair in pairs):
-            raise GraphError(f"{who}: padding is {padding!r}; one (lo, hi) pair per axis of x is needed")
+            raise GraphError(f"{who}: padding is {quoted(padding)}; one (lo, hi) pair per axis of x is needed")
         filler = number(who, "value", value)
-        if isinstance(value, int) and filler != value:  # a float ends at 2**53, int64 does not
+        if (
+            isinstance(value, int) and x.type.dtype.is_integer and filler != value
+        ):  # a float ends at 2**53, int64 does not
             filler = value
         return self._add(Pad(padding=tuple((lo, hi) for lo, hi in pairs), value=filler), x, name=name)[0]
 
@@ -172,7 +175,7 @@ class MovementMethods(BuilderCore):
         With axis=0 it is an embedding's lookup.  `indices` are int32 or int64.  Negative ones count from the end; one
         outside x takes x's first or last entry, where PyTorch raises, since a kernel cannot.
         """
-        who = name or "gather"
+        who = called(name, "gather")
         self._check_owned(f"{who}: x", x)
         return self._add(Gather(axis=normalize_axis(axis, x.type, who)), x, indices, name=name)[0]
 
@@ -183,7 +186,7 @@ class MovementMethods(BuilderCore):
         int64 tensor of one element known only at run time; one below 0, or so large that the update would leave x, is
         replaced by the nearest start that fits.
         """
-        who = name or "write_slice"
+        who = called(name, "write_slice")
         self._check_owned(f"{who}: x", x)
         axis = normalize_axis(axis, x.type, who)
         if isinstance(start, Value):
@@ -192,14 +195,15 @@ class MovementMethods(BuilderCore):
 
     def iota(self, size: int, *, dtype: DType = int32, name: str | None = None) -> Value:
         """0, 1, ..., size - 1 as a tensor (size,), as torch.arange; `dtype` is an integer type that holds them."""
-        extent = whole_number(name or "iota", "size", size)
-        return self._add(Iota(size=extent, dtype=as_dtype(dtype, name or "iota").name), name=name)[0]
+        who = called(name, "iota")
+        op = Iota(size=whole_number(who, "size", size), dtype=as_dtype(dtype, who).name)
+        return self._add(op, name=name)[0]
 
 
 def optional_numbers(who: str, what: str, entries: Sequence[int | None]) -> tuple[int | None, ...]:
     """Whole numbers and None."""
     if not is_several(entries):
-        raise GraphError(f"{who}: {what} is {entries!r}; a sequence of whole numbers or None is needed")
+        raise GraphError(f"{who}: {what} is {quoted(entries)}; a sequence of whole numbers or None is needed")
     return tuple(None if n is None else whole_number(who, f"an entry of {what}", n) for n in entries)
 
 
@@ -211,7 +215,7 @@ def completed(who: str, shape: Sequence[int], size: int) -> tuple[int, ...]:
     known = prod(n for n in wanted if n != -1)
     if wanted.count(-1) > 1 or known < 1 or size % known:
         raise GraphError(
-            f"{who}: shape {wanted} does not fit {size} elements; at most one extent may be -1, and the "
+            f"{who}: shape {quoted(wanted)} does not fit {size} elements; at most one extent may be -1, and the "
             "others must divide the size"
         )
     return tuple(size // known if n == -1 else n for n in wanted)

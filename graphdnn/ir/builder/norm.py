@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.ir.builder.arguments import number, whole_number
+from graphdnn.ir.builder.arguments import called, number, whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RmsNorm
@@ -34,9 +34,8 @@ class NormMethods(BuilderCore):
 
         x is (N, C, ...), the four parameters are (C,); `var` is the variance, not its inverse.
         """
-        return self._add(BatchNorm(eps=number(name or "batch_norm", "eps", eps)), x, mean, var, scale, bias, name=name)[
-            0
-        ]
+        op = BatchNorm(eps=number(called(name, "batch_norm"), "eps", eps))
+        return self._add(op, x, mean, var, scale, bias, name=name)[0]
 
     def layer_norm(
         self,
@@ -54,7 +53,7 @@ class NormMethods(BuilderCore):
         their extents (`normalized_shape`), here any axes are named by number, and may be negative.
         """
         given = {n: v for n, v in (("scale", scale), ("bias", bias)) if v is not None}
-        who = name or "layer_norm"
+        who = called(name, "layer_norm")
         self._check_owned(f"{who}: x", x)
         found, eps = normalize_axes(axes, x.type, who), number(who, "eps", eps)
         op = LayerNorm(axes=found, eps=eps, affine=tuple(given))
@@ -73,7 +72,7 @@ class NormMethods(BuilderCore):
 
         PyTorch's default eps is the machine's epsilon of x's type, and not 1e-5.
         """
-        who = name or "rms_norm"
+        who = called(name, "rms_norm")
         self._check_owned(f"{who}: x", x)
         found, eps = normalize_axes(axes, x.type, who), number(who, "eps", eps)
         if scale is None:
@@ -87,7 +86,8 @@ class NormMethods(BuilderCore):
 
         Both are over the spatial axes of x (N, C, *spatial), of which there is at least one; scale and bias are (C,).
         """
-        return self._add(InstanceNorm(eps=number(name or "instance_norm", "eps", eps)), x, scale, bias, name=name)[0]
+        op = InstanceNorm(eps=number(called(name, "instance_norm"), "eps", eps))
+        return self._add(op, x, scale, bias, name=name)[0]
 
     def group_norm(
         self, x: Value, scale: Value, bias: Value, *, groups: int, eps: float = 1e-5, name: str | None = None
@@ -97,6 +97,6 @@ class NormMethods(BuilderCore):
         Both are over C / groups neighbouring channels and all axes behind them of x (N, C, ...).  C is a multiple of
         `groups`; scale and bias are (C,).
         """
-        who = name or "group_norm"
+        who = called(name, "group_norm")
         op = GroupNorm(groups=whole_number(who, "groups", groups), eps=number(who, "eps", eps))
         return self._add(op, x, scale, bias, name=name)[0]

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import number, one_of
+from graphdnn.ir.builder.arguments import called, number, one_of
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.builder.promotion import BOOLS_AS, OF_BOOLS, OF_FLOATS, WHOLE_ALREADY, meeting
 from graphdnn.ir.graph import Value
@@ -26,6 +26,7 @@ from graphdnn.ir.ops.pointwise import (
 )
 from graphdnn.ir.types import DType, as_dtype, normalize_axis
 from graphdnn.ir.writer import Operand
+from graphdnn.spelling import quoted
 
 
 class Unary(Protocol):
@@ -113,7 +114,7 @@ class PointwiseMethods(BuilderCore):
         With rounding_mode="trunc", for integers only, the quotient is rounded toward zero and keeps their type; it is 0
         where b is 0.  PyTorch's "floor" is not there.
         """
-        one_of(name or "div", "rounding_mode", rounding_mode, (None, "trunc"))
+        one_of(called(name, "div"), "rounding_mode", rounding_mode, (None, "trunc"))
         return self._add(Pointwise(fn="div"), a, b, name=name, whole=rounding_mode == "trunc")[0]
 
     def gelu(self, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None) -> Value:
@@ -121,63 +122,58 @@ class PointwiseMethods(BuilderCore):
 
         Takes floats; the result has x's shape and type.
         """
-        return self._add(Pointwise(fn=gelu_form(name or "gelu", approximate)), x, name=name)[0]
+        return self._add(Pointwise(fn=gelu_form(called(name, "gelu"), approximate)), x, name=name)[0]
 
     def gelu_backward(
         self, dy: Value, x: Value, *, approximate: Literal["none", "tanh"] = "none", name: str | None = None
     ) -> Value:
         """dy times the derivative of gelu at x."""
-        form = gelu_form(name or "gelu_backward", approximate)
+        form = gelu_form(called(name, "gelu_backward"), approximate)
         return self._add(Pointwise(fn=f"{form}_backward"), dy, x, name=name)[0]
 
     def leaky_relu(self, x: Value, *, negative_slope: float = 0.01, name: str | None = None) -> Value:
         """x where x >= 0, negative_slope * x elsewhere."""
-        op = Pointwise(fn="leaky_relu", parameters=(number(name or "leaky_relu", "negative_slope", negative_slope),))
+        slope = number(called(name, "leaky_relu"), "negative_slope", negative_slope)
+        op = Pointwise(fn="leaky_relu", parameters=(slope,))
         return self._add(op, x, name=name)[0]
 
     def leaky_relu_backward(
         self, dy: Value, x: Value, *, negative_slope: float = 0.01, name: str | None = None
     ) -> Value:
         """dy where x >= 0, negative_slope * dy elsewhere."""
-        slope = number(name or "leaky_relu_backward", "negative_slope", negative_slope)
+        slope = number(called(name, "leaky_relu_backward"), "negative_slope", negative_slope)
         op = Pointwise(fn="leaky_relu_backward", parameters=(slope,))
         return self._add(op, dy, x, name=name)[0]
 
     def elu(self, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
         """x where x >= 0, alpha * (e ** x - 1) elsewhere."""
-        return self._add(Pointwise(fn="elu", parameters=(number(name or "elu", "alpha", alpha),)), x, name=name)[0]
+        op = Pointwise(fn="elu", parameters=(number(called(name, "elu"), "alpha", alpha),))
+        return self._add(op, x, name=name)[0]
 
     def elu_backward(self, dy: Value, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
         """dy where x >= 0, dy * alpha * e ** x elsewhere."""
-        return self._add(
-            Pointwise(fn="elu_backward", parameters=(number(name or "elu_backward", "alpha", alpha),)), dy, x, name=name
-        )[0]
+        op = Pointwise(fn="elu_backward", parameters=(number(called(name, "elu_backward"), "alpha", alpha),))
+        return self._add(op, dy, x, name=name)[0]
 
     def softplus(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """log(1 + e ** (beta x)) / beta."""
-        return self._add(Pointwise(fn="softplus", parameters=(nonzero(name or "softplus", beta),)), x, name=name)[0]
+        op = Pointwise(fn="softplus", parameters=(nonzero(called(name, "softplus"), beta),))
+        return self._add(op, x, name=name)[0]
 
     def softplus_backward(self, dy: Value, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """dy * sigmoid(beta x)."""
-        return self._add(
-            Pointwise(fn="softplus_backward", parameters=(nonzero(name or "softplus_backward", beta),)),
-            dy,
-            x,
-            name=name,
-        )[0]
+        op = Pointwise(fn="softplus_backward", parameters=(nonzero(called(name, "softplus_backward"), beta),))
+        return self._add(op, dy, x, name=name)[0]
 
     def swish(self, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """x * sigmoid(beta x)."""
-        return self._add(Pointwise(fn="swish", parameters=(number(name or "swish", "beta", beta),)), x, name=name)[0]
+        op = Pointwise(fn="swish", parameters=(number(called(name, "swish"), "beta", beta),))
+        return self._add(op, x, name=name)[0]
 
     def swish_backward(self, dy: Value, x: Value, *, beta: float = 1.0, name: str | None = None) -> Value:
         """dy times the derivative of swish at x."""
-        return self._add(
-            Pointwise(fn="swish_backward", parameters=(number(name or "swish_backward", "beta", beta),)),
-            dy,
-            x,
-            name=name,
-        )[0]
+        op = Pointwise(fn="swish_backward", parameters=(number(called(name, "swish_backward"), "beta", beta),))
+        return self._add(op, dy, x, name=name)[0]
 
     def clip(self, x: Value, *, min: float | None = None, max: float | None = None, name: str | None = None) -> Value:
         """min(max(x, `min`), `max`) with Python numbers as bounds, of which one may be absent; NaN stays NaN.
@@ -185,7 +181,7 @@ class PointwiseMethods(BuilderCore):
         The result has x's shape and type.  Raises GraphError where both bounds are absent, `min` is above `max`, or an
         integer type cannot hold a bound.
         """
-        who = name or "clip"
+        who = called(name, "clip")
         self._check_owned(f"{who}: x", x)
         if min is None and max is None:
             raise GraphError(f"{who}: min and max are both absent; at least one is needed")
@@ -195,7 +191,7 @@ class PointwiseMethods(BuilderCore):
         dtype = meeting(who, [x.type.dtype], numbers) or x.type.dtype
         bounds = tuple(None if v is None else bound(who, v, dtype) for v in given)
         if None not in bounds and bounds[0] > bounds[1]:  # type: ignore[operator]
-            raise GraphError(f"{who}: min={min} is above max={max}")
+            raise GraphError(f"{who}: min={quoted(min)} is above max={quoted(max)}")
         return self._add(Pointwise(fn="clip", parameters=bounds), x, name=name)[0]
 
     def cast(self, x: Value, dtype: DType, *, name: str | None = None) -> Value:
@@ -204,7 +200,7 @@ class PointwiseMethods(BuilderCore):
         A cast always rounds, also inside a fused kernel.  A float beyond an integer type's range gives the nearest end
         of the range, and NaN gives 0, which PyTorch leaves undefined; an integer loses its upper bits.
         """
-        return self._add(Cast(dtype=as_dtype(dtype, name or "cast").name), x, name=name)[0]
+        return self._add(Cast(dtype=as_dtype(dtype, called(name, "cast")).name), x, name=name)[0]
 
     def select(self, condition: Value, a: Operand, b: Operand, *, name: str | None = None) -> Value:
         """a where condition holds, b elsewhere, as torch.where: all three broadcast, a and b promote.
@@ -219,16 +215,17 @@ class PointwiseMethods(BuilderCore):
         A 1-D b, one entry a channel, lies along `axis` of x (1 behind a convolution, -1 behind a matrix product), which
         must be named unless x is 1-D too.  Raises GraphError where b would make the result larger than x.
         """
+        who = called(name, "bias")
         for what, value in (("x", x), ("b", b)):
-            self._check_owned(f"{name or 'bias'}: {what}", value)
+            self._check_owned(f"{who}: {what}", value)
         if b.type.rank == 1 and axis is None and x.type.rank > 1:
             fits = [a for a, n in enumerate(x.type.shape) if n == b.type.shape[0]]
             raise GraphError(
-                f"{name or 'bias'}: b is 1-D ({b.type}) and x is {x.type}; name its axis"
+                f"{who}: b is 1-D ({b.type}) and x is {x.type}; name its axis"
                 f"{f', such as axis={fits[0]}' if fits else ''}"
             )
         if axis is not None:
-            axis = normalize_axis(axis, x.type, name or "bias")
+            axis = normalize_axis(axis, x.type, who)
         return self._add(Bias(axis=axis), x, b, name=name)[0]
 
 
@@ -250,7 +247,9 @@ def bound(who: str, value: float, dtype: DType) -> float:
     if dtype.is_float:
         return found
     if not dtype.holds(value):
-        raise GraphError(f"{who}: a bound is {value}, which {dtype}, the type of x, does not hold; cast x first")
+        raise GraphError(
+            f"{who}: a bound is {quoted(value)}, which {dtype}, the type of x, does not hold; cast x first"
+        )
     return int(value)
 
 

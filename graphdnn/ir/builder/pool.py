@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import flag
+from graphdnn.ir.builder.arguments import called, flag
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.builder.linear import Padding, Window, pairs, per_axis
 from graphdnn.ir.graph import Value
@@ -34,7 +34,7 @@ class PoolMethods(BuilderCore):
 
         Raises GraphError for bools, padding over half of the window's reach, and a window that does not fit.
         """
-        who = name or "max_pool"
+        who = called(name, "max_pool")
         self._check_owned(f"{who}: x", x)
         spatial = max(x.type.rank - 2, 0)
         op = MaxPool(
@@ -63,7 +63,7 @@ class PoolMethods(BuilderCore):
         where `ceil_mode` lets the last window run.  Extents and attributes are as for max_pool, without dilation; there
         is no `divisor_override`.  Raises GraphError for types that are no floats, and as max_pool does.
         """
-        who = name or "avg_pool"
+        who = called(name, "avg_pool")
         self._check_owned(f"{who}: x", x)
         spatial = max(x.type.rank - 2, 0)
         op = AvgPool(
@@ -83,8 +83,9 @@ class PoolMethods(BuilderCore):
         """Largest element of x (N, C, *spatial) over all spatial axes, as (N, C, 1, ...); NaN where any element is."""
         return self._pool_all("max", "global_max_pool", x, name)
 
-    def _pool_all(self, fn: str, who: str, x: Value, name: str | None) -> Value:
-        self._check_owned(f"{name or who}: x", x)
+    def _pool_all(self, fn: str, label: str, x: Value, name: str | None) -> Value:
+        who = called(name, label)
+        self._check_owned(f"{who}: x", x)
         if x.type.rank < 3:
-            raise GraphError(f"{name or who}: x is {x.type}; batch, channels and at least one spatial axis are needed")
+            raise GraphError(f"{who}: x is {x.type}; batch, channels and at least one spatial axis are needed")
         return self._add(Reduce(fn=fn, axes=tuple(range(2, x.type.rank)), keepdims=True), x, name=name)[0]

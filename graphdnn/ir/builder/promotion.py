@@ -15,6 +15,7 @@ from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Cast, Elementwise, Pointwise, Select
 from graphdnn.ir.types import DType, bool_, float32, int64, promote, uint8
 from graphdnn.ir.writer import Operand, immediate
+from graphdnn.spelling import quoted
 
 Number = bool | int | float
 
@@ -70,7 +71,9 @@ def promoted(op: Elementwise, operands: Sequence[Operand], *, whole: bool = Fals
         raise GraphError(f"{op.label}: an operand is bool; cast it to a number type, or use logical_not for `1 - x`")
     of_bools = fn in FUNCTIONS and FUNCTIONS[fn].takes == "bool"
     if of_bools and not all(isinstance(n, bool) for n in numbers):
-        raise GraphError(f"{op.label}: an operand is the number {numbers[0]!r}; a tensor, True or False is needed")
+        raise GraphError(
+            f"{op.label}: an operand is the number {quoted(numbers[0])}; a tensor, True or False is needed"
+        )
     in_floats = fn in OF_FLOATS and not whole
     common = bool_ if of_bools else meeting(op.label, tensors.values(), numbers, in_floats=in_floats)
     if common is None:
@@ -107,7 +110,7 @@ def meeting(who: str, tensors: Iterable[DType], numbers: Sequence[Number], *, in
     if in_floats and not common.is_float:
         return float32
     if common.is_integer and floats:
-        raise GraphError(f"{who}: {floats[0]!r} is a float and the tensor is {common}; {remedy(floats[0])}")
+        raise GraphError(f"{who}: {quoted(floats[0])} is a float and the tensor is {common}; {remedy(floats[0])}")
     return common
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.ir.builder.arguments import flag
+from graphdnn.ir.builder.arguments import called, flag
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.reduction import Reduce
@@ -37,7 +37,7 @@ class ReductionMethods(BuilderCore):
         return self._reduce("min", x, axes, keepdims, name)
 
     def _reduce(self, fn: str, x: Value, axes: Axes, keepdims: bool, name: str | None) -> Value:
-        who = name or f"reduce_{fn}"
+        who = called(name, f"reduce_{fn}")
         self._check_owned(f"{who}: x", x)
         found = tuple(range(x.type.rank)) if axes is None else normalize_axes(axes, x.type, who)
         op = Reduce(fn=fn, axes=found, keepdims=flag(who, "keepdims", keepdims))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphdnn.ir.builder.arguments import called
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.softmax import Softmax
@@ -17,6 +18,6 @@ class SoftmaxMethods(BuilderCore):
         The result has x's shape and type; float16 and bfloat16 are computed in float32.
         A line of nothing but -inf, or with NaN or inf, gives NaN.  Raises GraphError for integers and a missing axis.
         """
-        who = name or "softmax"
+        who = called(name, "softmax")
         self._check_owned(f"{who}: x", x)
         return self._add(Softmax(axis=normalize_axis(axis, x.type, who)), x, name=name)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphdnn.ir.builder.arguments import whole_number
+from graphdnn.ir.builder.arguments import called, whole_number
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.builder.linear import Padding, Window, pairs, per_axis
 from graphdnn.ir.graph import Value
@@ -33,7 +33,7 @@ class TransposedMethods(BuilderCore):
 
         Raises GraphError where ranks, channels, groups or attributes do not fit, or nothing of the result is left.
         """
-        who = name or "conv_transpose"
+        who = called(name, "conv_transpose")
         self._check_owned(f"{who}: x", x)
         spatial = max(x.type.rank - 2, 0)
         op = ConvTranspose(

@@ -19,6 +19,7 @@ from graphdnn.ir.ops.pointwise import Pointwise, Select, common_type, met, narro
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array, TensorType, bool_, broadcast_shapes, float32, int32
+from graphdnn.spelling import quoted
 
 T = TypeVar("T")
 
@@ -98,12 +99,14 @@ class Attention(Op):
 
     def _check_attributes(self, extras: int) -> None:
         if self.causal not in CAUSAL:
-            raise GraphError(f'attention: causal is {self.causal!r}; None, "top_left" or "bottom_right" is needed')
+            raise GraphError(
+                f'attention: causal is {quoted(self.causal)}; None, "top_left" or "bottom_right" is needed'
+            )
         if self.window is not None and any(n is not None and n < 0 for n in self.window):
-            raise GraphError(f"attention: window is {self.window}; each bound is None or at least 0")
+            raise GraphError(f"attention: window is {quoted(self.window)}; each bound is None or at least 0")
         if tuple(n for n in EXTRAS if n in self.extras) != self.extras or len(self.extras) != extras:
             raise GraphError(
-                f"attention: extras {self.extras} name the {extras} operands after v; they must be some of "
+                f"attention: extras {quoted(self.extras)} name the {extras} operands after v; they must be some of "
                 f"{EXTRAS}, in that order"
             )
         if not math.isfinite(self.scale):

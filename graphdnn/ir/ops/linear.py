@@ -10,6 +10,7 @@ from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op, op
 from graphdnn.ir.ops.pointwise import common_type
 from graphdnn.ir.types import LARGEST_SIZE, Array, DType, TensorType, bool_, broadcast_shapes, int32
+from graphdnn.spelling import quoted
 
 
 def product_type(who: str, names: tuple[str, ...], operands: tuple[TensorType, ...]) -> DType:
@@ -80,10 +81,12 @@ def check_window(
     """Raises GraphError when window attributes do not have one sensible entry per spatial axis."""
     for name, values in (("kernel", kernel), ("stride", stride), ("padding", padding), ("dilation", dilation)):
         if len(values) != spatial:
-            raise GraphError(f"{who}: {name} {values} has {len(values)} entries; x is {x}, so {spatial} are needed")
+            raise GraphError(
+                f"{who}: {name} {quoted(values)} has {len(values)} entries; x is {x}, so {spatial} are needed"
+            )
     for name, values in (("kernel", kernel), ("stride", stride), ("dilation", dilation)):
         if min(values) < 1 or max(values) > LARGEST_SIZE:
-            raise GraphError(f"{who}: {name} is {values}; every entry must be at least 1 and at most 2**48")
+            raise GraphError(f"{who}: {name} is {quoted(values)}; every entry must be at least 1 and at most 2**48")
     if min(p for pair in padding for p in pair) < 0:
         raise GraphError(f"{who}: padding is {padding}; every entry must be at least 0")
 
@@ -120,8 +123,8 @@ class Conv(Op):
         out = tuple(map(conv_extent, x.shape[2:], w.shape[2:], self.stride, self.padding, self.dilation))
         if min(out) < 1:
             raise GraphError(
-                f"conv: the kernel does not fit: x is {x} with padding {self.padding}, w is {w} with "
-                f"dilation {self.dilation}"
+                f"conv: the kernel does not fit: x is {x} with padding {quoted(self.padding)}, w is {w} with "
+                f"dilation {quoted(self.dilation)}"
             )
         return (TensorType((x.shape[0], w.shape[0], *out), product_type("conv", self.operand_names, (x, w))),)
 

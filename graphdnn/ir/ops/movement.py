@@ -11,6 +11,7 @@ from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op, View, op
 from graphdnn.ir.ops.pointwise import common_type
 from graphdnn.ir.types import DTYPES, Array, TensorType, int32, int64
+from graphdnn.spelling import quoted
 
 
 class Renaming(Op):
@@ -62,9 +63,11 @@ class Reshape(Renaming):
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         if min(self.shape, default=1) < 1:
-            raise GraphError(f"reshape: shape is {self.shape}; every extent must be at least 1")
+            raise GraphError(f"reshape: shape is {quoted(self.shape)}; every extent must be at least 1")
         if prod(self.shape) != x.size:
-            raise GraphError(f"reshape: x is {x} with {x.size} elements; shape {self.shape} needs {prod(self.shape)}")
+            raise GraphError(
+                f"reshape: x is {x} with {x.size} elements; shape {quoted(self.shape)} needs {prod(self.shape)}"
+            )
         return (TensorType(self.shape, x.dtype),)
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
@@ -83,7 +86,9 @@ class Transpose(Renaming):
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         if sorted(self.axes) != list(range(x.rank)):
-            raise GraphError(f"transpose: axes {self.axes} are no order of the {x.rank} axes of x, which is {x}")
+            raise GraphError(
+                f"transpose: axes {quoted(self.axes)} are no order of the {x.rank} axes of x, which is {x}"
+            )
         return (TensorType(tuple(x.shape[a] for a in self.axes), x.dtype),)
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
@@ -102,9 +107,9 @@ class Expand(Renaming):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         tail = self.shape[len(self.shape) - x.rank :]
         if len(self.shape) < x.rank or any(n not in (1, m) for n, m in zip(x.shape, tail, strict=True)):
-            raise GraphError(f"expand: x is {x}, which does not broadcast to shape {self.shape}")
+            raise GraphError(f"expand: x is {x}, which does not broadcast to shape {quoted(self.shape)}")
         if min(self.shape, default=1) < 1:
-            raise GraphError(f"expand: shape is {self.shape}; every extent must be at least 1")
+            raise GraphError(f"expand: shape is {quoted(self.shape)}; every extent must be at least 1")
         return (TensorType(self.shape, x.dtype),)
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
@@ -124,7 +129,7 @@ class Squeeze(Renaming):
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         if any(not 0 <= a < x.rank or x.shape[a] != 1 for a in self.axes):
-            raise GraphError(f"squeeze: axes {self.axes} must be size-1 axes of x, which is {x}")
+            raise GraphError(f"squeeze: axes {quoted(self.axes)} must be size-1 axes of x, which is {x}")
         return (TensorType(tuple(n for a, n in enumerate(x.shape) if a not in self.axes), x.dtype),)
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
@@ -143,7 +148,9 @@ class Unsqueeze(Renaming):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         rank = x.rank + len(self.axes)
         if len(set(self.axes)) != len(self.axes) or any(not 0 <= a < rank for a in self.axes):
-            raise GraphError(f"unsqueeze: axes {self.axes} must be distinct axes of a result of rank {rank}: x is {x}")
+            raise GraphError(
+                f"unsqueeze: axes {quoted(self.axes)} must be distinct axes of a result of rank {rank}: x is {x}"
+            )
         return (TensorType(self._insert(x.shape, 1), x.dtype),)
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
@@ -169,7 +176,7 @@ class Split(Renaming):
             raise GraphError(f"split: axis {self.axis} is outside x, which is {x}")
         if not self.sizes or min(self.sizes) < 1 or sum(self.sizes) != x.shape[self.axis]:
             raise GraphError(
-                f"split: sizes {self.sizes} must be at least 1 each and add up to {x.shape[self.axis]}, "
+                f"split: sizes {quoted(self.sizes)} must be at least 1 each and add up to {x.shape[self.axis]}, "
                 f"the extent of axis {self.axis} of x, which is {x}"
             )
         return tuple(TensorType((*x.shape[: self.axis], n, *x.shape[self.axis + 1 :]), x.dtype) for n in self.sizes)
@@ -196,8 +203,8 @@ class Slice(Renaming):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         if not len(self.starts) == len(self.stops) == len(self.steps) == x.rank:
             raise GraphError(
-                f"slice: starts {self.starts}, stops {self.stops} and steps {self.steps} need {x.rank} "
-                f"entries each: x is {x}"
+                f"slice: starts {quoted(self.starts)}, stops {quoted(self.stops)} and steps {quoted(self.steps)} "
+                f"need {x.rank} entries each: x is {x}"
             )
         for axis, (start, stop, step) in enumerate(zip(self.starts, self.stops, self.steps, strict=True)):
             if step < 1 or not 0 <= start < stop <= x.shape[axis]:
@@ -259,11 +266,11 @@ class Pad(Op):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         if len(self.padding) != x.rank or min((p for pair in self.padding for p in pair), default=0) < 0:
             raise GraphError(
-                f"pad: padding {self.padding} needs one (lo, hi) pair, none negative, for each of the "
+                f"pad: padding {quoted(self.padding)} needs one (lo, hi) pair, none negative, for each of the "
                 f"{x.rank} axes of x, which is {x}"
             )
         if not x.dtype.is_float and not x.dtype.holds(self.value):
-            raise GraphError(f"pad: value {self.value} is no {x.dtype}, the type of x, which is {x}")
+            raise GraphError(f"pad: value {quoted(self.value)} is no {x.dtype}, the type of x, which is {x}")
         return (TensorType(tuple(lo + n + hi for n, (lo, hi) in zip(x.shape, self.padding, strict=True)), x.dtype),)
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
@@ -367,7 +374,9 @@ class Iota(Op):
 
     def infer(self) -> tuple[TensorType, ...]:  # type: ignore[override]
         if self.size < 1 or self.dtype not in DTYPES or not DTYPES[self.dtype].is_integer:
-            raise GraphError(f"iota: size {self.size} must be at least 1 and the type {self.dtype} an integer type")
+            raise GraphError(
+                f"iota: size {self.size} must be at least 1 and the type {quoted(self.dtype)} an integer type"
+            )
         if not DTYPES[self.dtype].holds(self.size - 1):
             raise GraphError(
                 f"iota: {self.dtype} does not hold {self.size - 1}, the last element; a wider type is needed"

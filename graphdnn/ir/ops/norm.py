@@ -16,6 +16,7 @@ from graphdnn.ir.ops.movement import Reshape
 from graphdnn.ir.ops.pointwise import Pointwise, narrowed, widened
 from graphdnn.ir.ops.reduction import Reduce, check_axes, mean
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.spelling import quoted
 
 
 class Norm(Op):
@@ -41,7 +42,7 @@ class Norm(Op):
 def check_affine(who: str, affine: tuple[str, ...], known: tuple[str, ...]) -> None:
     """Raises GraphError unless `affine` are names out of `known`, each at most once and in that order."""
     if affine != tuple(n for n in known if n in affine):
-        raise GraphError(f"{who}: affine is {affine}; names out of {known}, in this order, are needed")
+        raise GraphError(f"{who}: affine is {quoted(affine)}; names out of {known}, in this order, are needed")
 
 
 def per_channel(x: TensorType, who: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op, op
 from graphdnn.ir.ops.linear import check_window, windows
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.spelling import quoted
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -62,8 +63,8 @@ class Pool(Op):
         out = self.out(x.shape)
         if min(out) < 1:
             raise GraphError(
-                f"{self}: kernel {self.kernel} with dilation {self.steps} does not fit: x is {x} with "
-                f"padding {self.padding}"
+                f"{self}: kernel {quoted(self.kernel)} with dilation {quoted(self.steps)} does not fit: x is {x} with "
+                f"padding {quoted(self.padding)}"
             )
         return TensorType((*x.shape[:2], *out), x.dtype)
 

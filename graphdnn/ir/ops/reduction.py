@@ -10,6 +10,7 @@ import numpy as np
 from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op, op
 from graphdnn.ir.types import Array, DType, TensorType, int64, normalize_axes
+from graphdnn.spelling import quoted
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def check_axes(who: str, axes: tuple[int, ...], x: TensorType) -> None:
     if not axes:
         raise GraphError(f"{who}: axes are empty; x is {x}, and at least one of its axes is needed")
     if normalize_axes(axes, x, who) != axes:
-        raise GraphError(f"{who}: axes are {axes}; ascending axes counted from the front of {x} are needed")
+        raise GraphError(f"{who}: axes are {quoted(axes)}; ascending axes counted from the front of {x} are needed")
 
 
 @op("reduce")

@@ -13,6 +13,7 @@ from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.ops.linear import MatMul, check_window, exact, product_type
 from graphdnn.ir.ops.movement import Reshape, Transpose
 from graphdnn.ir.types import Array, TensorType
+from graphdnn.spelling import quoted
 
 
 def transposed_extent(size: int, kernel: int, stride: int, padding: tuple[int, int], extra: int, dilation: int) -> int:
@@ -49,8 +50,8 @@ class ConvTranspose(Op):
             0 <= p < m for p, m in zip(self.output_padding, limits, strict=True)
         ):
             raise GraphError(
-                f"{who}: output_padding is {self.output_padding}; each entry must be at least 0 and below "
-                f"the larger of stride {self.stride} and dilation {self.dilation}"
+                f"{who}: output_padding is {quoted(self.output_padding)}; each entry must be at least 0 and below "
+                f"the larger of stride {quoted(self.stride)} and dilation {quoted(self.dilation)}"
             )
         if x.shape[1] != w.shape[0]:
             raise GraphError(f"{who}: x has {x.shape[1]} channels and w takes {w.shape[0]}: x is {x}, w is {w}")
@@ -68,7 +69,7 @@ class ConvTranspose(Op):
             )
         )
         if min(out) < 1:
-            raise GraphError(f"{who}: padding {self.padding} leaves nothing of the result: x is {x}, w is {w}")
+            raise GraphError(f"{who}: padding {quoted(self.padding)} leaves nothing of the result: x is {x}, w is {w}")
         dtype = product_type(who, self.operand_names, (x, w))
         return (TensorType((x.shape[0], w.shape[1] * self.groups, *out), dtype),)
 
