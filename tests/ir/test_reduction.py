@@ -41,6 +41,35 @@ def test_no_axes_named_means_all(fn: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("fn", TORCH)
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_all_axes_of_a_tensor_without_axes_are_none(fn: str, keepdims: bool, dtype: gd.DType) -> None:
+    """The result is the element, in the type that a reduction of other tensors has."""
+
+    def call(g: gd.GraphBuilder, v: gd.Value) -> gd.Value:
+        made: gd.Value = getattr(g, f"reduce_{fn}")(v, axes=None, keepdims=keepdims, name="whole")
+        return made
+
+    x = np.asarray(3).astype(dtype.numpy)
+    try:
+        expected = TORCH[fn](tensor(x))
+    except RuntimeError:
+        with pytest.raises(gd.GraphError, match=r"whole: reduce_mean: .*cast"):
+            evaluated(call, x)
+        return
+    found = evaluated(call, x)
+    assert found.shape == ()
+    assert found == array(expected)
+    g = gd.GraphBuilder()
+    graph = g.build({"y": call(g, g.input("x", (), dtype))})
+    assert torch_type(graph.outputs["y"].type.dtype) == expected.dtype
+    assert {name for n in graph.nodes for name in n.origins} == {"whole"}
+    np.testing.assert_array_equal(gd.compile(graph, target="cpu")({"x": x})["y"], found)
+    report = gd.compile(graph, target=gd.Target.named("h200")).report
+    assert [name for r in report.regions for name in r.nodes] == ["whole"]
+
+
+@pytest.mark.parametrize("fn", TORCH)
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_types_are_as_in_torch(fn: str, dtype: gd.DType) -> None:
     def call(g: gd.GraphBuilder, v: gd.Value) -> gd.Value:

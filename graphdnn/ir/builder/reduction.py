@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from graphdnn.ir.builder.arguments import called, flag
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
+from graphdnn.ir.ops.movement import Unsqueeze
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.types import normalize_axes
 
@@ -39,6 +40,10 @@ class ReductionMethods(BuilderCore):
     def _reduce(self, fn: str, x: Value, axes: Axes, keepdims: bool, name: str | None) -> Value:
         who = called(name, f"reduce_{fn}")
         self._check_owned(f"{who}: x", x)
+        kept = flag(who, "keepdims", keepdims)
+        if axes is None and not x.type.rank:  # its one element, which an axis of extent 1 makes a row of
+            op = Reduce(fn=fn, axes=(0,))
+            return self._writer.emit(op, (x,), name=name, stem=op.label, first={0: Unsqueeze(axes=(0,))})[0]
         found = tuple(range(x.type.rank)) if axes is None else normalize_axes(axes, x.type, who)
-        op = Reduce(fn=fn, axes=found, keepdims=flag(who, "keepdims", keepdims))
+        op = Reduce(fn=fn, axes=found, keepdims=kept)
         return self._add(op, x, name=name)[0]
