@@ -11,7 +11,8 @@ from pathlib import Path
 
 from graphdnn.config import CompileOptions
 from graphdnn.engines.answers import kept_in
-from graphdnn.engines.choose import Chosen, Selector, undecided
+from graphdnn.engines.attempt import Chosen
+from graphdnn.engines.choose import Selector, undecided
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Policy, Store, Support
 from graphdnn.engines.environment import code_digest
 from graphdnn.engines.manifest import BY_KIND, MANIFEST, engines_for
@@ -240,7 +241,7 @@ def conversion(selector: Selector, device: Device, source: TensorType, wanted: T
     (copied,) = writer.emit(Convert(), [writer.input("x", source)], types=[wanted])
     graph = writer.finish({"y": copied})
     region = Region.of(graph, graph.nodes)
-    for name, answer in selector.answers(region).items():
+    for name, answer in selector.support.answers(region).items():
         found = selector.plan(name, region, device) if isinstance(answer, Support) else None
         if isinstance(found, Chosen) and not isinstance(found.plan, HostPlan):
             return found.plan

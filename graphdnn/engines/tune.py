@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Protocol
@@ -21,10 +21,11 @@ from graphdnn.engines.budget import Budget
 from graphdnn.engines.check import Checker, inputs_for
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support, Timer
 from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.outcome import Outcome, judged
 from graphdnn.engines.race import TRUST, Queue, Race
 from graphdnn.engines.records import Found, TuningRecords
 from graphdnn.engines.thread_pool import LOOK_S, Lazy, ThreadPool, is_done
-from graphdnn.engines.trial import Built, Limits, Tried, built, failed, refusal_of
+from graphdnn.engines.trial import Built, Limits, Tried, built, failed
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.target import Target
@@ -98,43 +99,6 @@ class Job:
 
     region: Region
     engines: tuple[tuple[Engine, Support], ...]
-
-
-@dataclass
-class Outcome:
-    """What was found of one region's plans, by engine: all that were tried, and the fastest right one.
-
-    `refused` are engines none of whose plans is usable.  `note` says why the region was not timed, or not to the end.
-    """
-
-    tried: dict[str, tuple[Tried, ...]] = field(default_factory=dict)
-    best: dict[str, Tried] = field(default_factory=dict)
-    plans: dict[str, Built] = field(default_factory=dict)
-    refused: dict[str, Decline] = field(default_factory=dict)
-    note: str = ""
-
-    def fastest(self) -> str | None:
-        """The engine with the fastest right plan, the earlier one among equals."""
-        return min(self.best, key=lambda e: self.best[e].measured_us or math.inf, default=None)
-
-    def allow(self, limits: Limits) -> None:
-        """Weighs the plans by other limits; the fastest of those within them is the best now."""
-        for engine, entries in self.tried.items():
-            self.tried[engine] = tuple(weighed(t, limits) for t in entries)
-        again = judged(self.tried, self.plans, limits)
-        self.best, self.plans = again.best, again.plans
-        self.refused = {e: d for e, d in self.refused.items() if e not in self.tried or not self.tried[e]}
-        self.refused.update(again.refused)
-
-
-def weighed(tried: Tried, limits: Limits) -> Tried:
-    """A plan that was timed, by other limits."""
-    if tried.verdict not in ("slower", "excluded") or tried.measured_us is None:
-        return tried
-    reason = limits.excludes(tried.candidate.workspace_bytes, tried.candidate.deterministic)
-    if reason:
-        return replace(tried, verdict="excluded", reason=reason)
-    return replace(tried, verdict="slower", reason="") if tried.verdict == "excluded" else tried
 
 
 def floor_us(region: Region, target: Target, precision: str) -> float:
@@ -383,19 +347,3 @@ def drawn(region: Region, rng: np.random.Generator) -> list[Array] | Decline:
         return inputs_for(region, rng)
     except MemoryError as error:
         return Decline(Code.TRANSIENT, f"its tensors do not fit in host memory: {error}")
-
-
-def judged(tried: dict[str, tuple[Tried, ...]], plans: dict[str, Built], limits: Limits) -> Outcome:
-    """The fastest right plan of each engine, and refusals of those that have none."""
-    outcome = Outcome(tried)
-    for engine, entries in tried.items():
-        right = [t for t in entries if t.verdict == "slower"]
-        timed = [t for t in right if t.measured_us is not None]
-        if timed:
-            best = outcome.best[engine] = min(timed, key=lambda t: t.measured_us or math.inf)
-            plan = plans.get(engine)
-            if plan is not None and plan.candidate.name == best.candidate.name:
-                outcome.plans[engine] = plan
-        elif entries and not right:
-            outcome.refused[engine] = refusal_of(engine, entries, limits)
-    return outcome

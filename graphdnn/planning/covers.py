@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from graphdnn.config import CompileOptions
 from graphdnn.engines.answers import OURS, circumstances, structure
-from graphdnn.engines.choose import Chosen, Decision, Selector
+from graphdnn.engines.attempt import Chosen
+from graphdnn.engines.choose import Decision, Selector
 from graphdnn.engines.contract import Store, Support
 from graphdnn.engines.environment import code_digest, is_as_loaded
 from graphdnn.engines.saved import spelled
@@ -129,7 +130,7 @@ def read(content: bytes, graph: Graph, selector: Selector) -> Recalled | None:
         if mask & covered & wanted or needed & wanted & ~(covered | mask) or not math.isfinite(cost_us):
             return None
         region = Region(graph, nodes)
-        if not isinstance(selector.answers(region)[engine], Support):
+        if not isinstance(selector.support.answers(region)[engine], Support):
             return None
         covered |= mask
         picks.append(Offer(region, float(cost_us), engine))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Selector
+from graphdnn.engines.attempt import Chosen
+from graphdnn.engines.choose import Selector
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region

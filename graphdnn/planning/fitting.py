@@ -169,7 +169,7 @@ class Search:
         us = 0.0
         for offer in made.cover.picks:
             engine = engine_of(offer)
-            measured = selector.measured(engine, offer.region)
+            measured = selector.timed.measured_us(engine, offer.region)
             us += selector.estimate(engine, offer.region) if measured is None else measured
         self._last = Found(way, made, placed, us, max((s.workspace_bytes for s in steps), default=0))
         return self._last

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from graphdnn.answer import Code, Decline
 from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Decision, Selector
+from graphdnn.engines.attempt import Chosen
+from graphdnn.engines.choose import Decision, Selector
 from graphdnn.engines.contract import Device, Support
 from graphdnn.errors import CompileError, SetupError
 from graphdnn.ir.graph import Graph, Node
@@ -71,7 +72,7 @@ class Problem:
         found = [
             Offer(p.region, price(engine, p.region), engine)
             for p in proposals
-            for engine, answer in self.selector.answers(p.region).items()
+            for engine, answer in self.selector.support.answers(p.region).items()
             if isinstance(answer, Support)
         ]
         return found if self.fixed is None else self.fixed.narrowed(found)
@@ -114,7 +115,7 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
 
         def ask(region: Region, whole: list[Region] = whole) -> float | None:
             if len(region.nodes) == 1 and (answers := given_up.get(signature(region.nodes[0]))) is not None:
-                selector.overrule(region, answers)
+                selector.support.overrule(region, answers)
             cost = selector.cheapest(region)
             if cost is None and len(region.nodes) == 1 and is_composite(region.nodes[0]):
                 whole.append(region)
@@ -132,7 +133,7 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
             return Planned(prepared, records, proposals, *found, tuple(whole), left_out)
         if not is_composite(found) or signature(found) in given_up:
             raise nobody_takes(found, prepared, proposals, selector)
-        given_up[signature(found)] = selector.answers(Region.of(prepared, [found]))
+        given_up[signature(found)] = selector.support.answers(Region.of(prepared, [found]))
 
 
 def recalled_cover(graph: Graph, problem: Problem) -> tuple[Cover, dict[Region, Chosen]] | None:
@@ -161,7 +162,7 @@ def explained(made: Planned, problem: Problem) -> Planned:
     fresh = proposed(made.prepared, problem.options)
     proposals = tuple(replace(p, region=picked.get(p.region.mask, p.region)) for p in fresh)
     again = select(made.prepared, problem.offers(proposals, problem.selector.estimate))
-    problem.selector.look_beside(problem.device)
+    problem.selector.add_alternatives(problem.device)
     return replace(made, proposals=proposals, cover=replace(made.cover, conflicts=again.conflicts), is_recalled=False)
 
 
@@ -183,7 +184,7 @@ def unserved(graph: Graph, proposals: Sequence[Proposal], selector: Selector) ->
     """The first computing node that no engine takes, alone or within a larger region."""
     covered = 0
     for proposal in proposals:
-        if any(isinstance(a, Support) for a in selector.answers(proposal.region).values()):
+        if any(isinstance(a, Support) for a in selector.support.answers(proposal.region).values()):
             covered |= proposal.region.mask
     missing = (n for i, n in enumerate(graph.nodes) if not covered >> i & 1 and not is_free(n))
     return next(missing, None)
@@ -191,7 +192,7 @@ def unserved(graph: Graph, proposals: Sequence[Proposal], selector: Selector) ->
 
 def nobody_takes(node: Node, graph: Graph, proposals: Sequence[Proposal], selector: Selector) -> CompileError:
     """The error for a node that no engine takes: SetupError where a library is missing."""
-    answers = selector.answers(Region.of(graph, [node]))
+    answers = selector.support.answers(Region.of(graph, [node]))
     reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items()) or "no engine is enabled"
     lacking = any(isinstance(a, Decline) and a.code is Code.SETUP for a in answers.values())
     least = least_scratch(graph, proposals, selector)
@@ -203,7 +204,7 @@ def least_scratch(graph: Graph, proposals: Sequence[Proposal], selector: Selecto
     """Bytes of scratch with which every computing node would have a plan; 0 where more scratch does not help."""
     needs: dict[Node, int] = {}
     for region in (p.region for p in proposals):
-        for engine in selector.answers(region):
+        for engine in selector.support.answers(region):
             need = selector.least_scratch(engine, region)
             if need is not None:
                 needs.update((n, min(need, needs.get(n, need))) for n in region.nodes)
@@ -275,10 +276,10 @@ def tuned_cover(cover: Cover, selector: Selector, price: Price) -> Cover | None:
     selector.tune([o.region for o in cover.picks])
     picks: list[Offer] = []
     for offer in cover.picks:
-        region, engine = offer.region, selector.fastest(offer.region) or engine_of(offer)
-        if not isinstance(selector.answers(region)[engine], Support):
+        region, engine = offer.region, selector.timed.fastest(offer.region) or engine_of(offer)
+        if not isinstance(selector.support.answers(region)[engine], Support):
             return None
-        us = selector.measured(engine, region)
+        us = selector.timed.measured_us(engine, region)
         if us is None and price(engine, region) > offer.cost_us:
             return None
         picks.append(Offer(region, offer.cost_us if us is None else us, engine))
@@ -296,17 +297,19 @@ def measured_cover(graph: Graph, proposals: Sequence[Proposal], problem: Problem
     price: Price = selector.estimate
     while not selector.tuner.budget.is_over():
         cover = select(graph, problem.offers(proposals, price))
-        fresh = [o.region for o in cover.picks if selector.outcome(o.region) is None]
-        if not fresh and price == selector.promise:
+        fresh = [o.region for o in cover.picks if selector.timed.of(o.region) is None]
+        if not fresh and price == selector.lower_bound_us:
             return cover
         light = [r for r in fresh if all(isinstance(n.op, Elementwise) for n in r.nodes)]
-        selector.tune(light if light and price == selector.promise else fresh)
+        selector.tune(light if light and price == selector.lower_bound_us else fresh)
         if unserved(graph, proposals, selector) is not None:
             return None
-        price = selector.promise
-    all_of_it = problem.offers(proposals, selector.promise)
+        price = selector.lower_bound_us
+    all_of_it = problem.offers(proposals, selector.lower_bound_us)
     timed = [
-        o for o in all_of_it if selector.measured(engine_of(o), o.region) is not None or selector.decided(o.region)
+        o
+        for o in all_of_it
+        if selector.timed.measured_us(engine_of(o), o.region) is not None or selector.decided(o.region)
     ]
     try:
         return select(graph, timed)
@@ -322,7 +325,7 @@ def steps_of(made: Planned, selector: Selector) -> list[Step]:
         if chosen is not None:
             steps.append(Step(offer.region, chosen.plan, chosen.candidate.workspace_bytes, name=chosen.name))
             continue
-        answer = selector.answers(offer.region)[engine_of(offer)]
+        answer = selector.support.answers(offer.region)[engine_of(offer)]
         assert isinstance(answer, Support)
         steps.append(Step(offer.region, None, answer.workspace_bytes, answer.in_place))
     return steps

@@ -60,7 +60,7 @@ class Session:
             self.tuner.__exit__(*error)
         finally:
             self._problem.selector.tuner = None
-            self._problem.selector.let_go()
+            self._problem.selector.timed.let_go()
             if self._watcher is not None:
                 self._watcher.close()
 
@@ -145,10 +145,10 @@ def costs_of_limits(selector: Selector, made: Planned) -> list[str]:
 
 def lost(selector: Selector, region: Region, chosen: str) -> Loss | None:
     """The best plan of a region that limits on scratch rule out; None where a better one is allowed."""
-    took, estimate = selector.measured(chosen, region), selector.estimate(chosen, region)
+    took, estimate = selector.timed.measured_us(chosen, region), selector.estimate(chosen, region)
     losses = []
     for engine in (e.name for e in selector.engines):
-        free = selector.freely(engine, region)
+        free = selector.support.without_scratch_limit(engine, region)
         if free is None:
             continue
         if took is None and selector.limits.forbids(free.workspace_bytes) and free.estimated_us < estimate:

@@ -91,7 +91,7 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
     proposed = {(p.region.key, p.region.origins) for p in made.proposals}
     whole = (r for r in made.expanded if (r.key, r.origins) not in proposed)
     for region in (*(p.region for p in made.proposals), *whole):
-        for engine, answer in made.selector.answers(region).items():
+        for engine, answer in made.selector.support.answers(region).items():
             key = (region, engine)
             id = f"c{len(candidates)}"
             if isinstance(answer, Support):
@@ -134,14 +134,14 @@ def accepted(
         reason="" if is_chosen else conflict or "a cheaper cover won",
         ruled_out=ruled_out(selector, engine, region, answer),
         estimated_us=answer.estimated_us,
-        measured_us=selector.measured(engine, region),
+        measured_us=selector.timed.measured_us(engine, region),
         plans=plan_reports(selector, engine, region),
     )
 
 
 def ruled_out(selector: Selector, engine: str, region: Region, answer: Support) -> str:
     """What a limit on scratch costs an engine that does with less, in words; nothing where it costs none."""
-    free = selector.freely(engine, region) if selector.limits.most_scratch is not None else None
+    free = selector.support.without_scratch_limit(engine, region) if selector.limits.most_scratch is not None else None
     if free is None or free.estimated_us >= answer.estimated_us or not selector.limits.forbids(free.workspace_bytes):
         return answer.ruled_out
     limit = selector.limits.loosened(free.workspace_bytes, deterministic=True)
@@ -153,7 +153,7 @@ def ruled_out(selector: Selector, engine: str, region: Region, answer: Support) 
 
 def refused(id: str, engine: str, region: Region, answer: Decline, selector: Selector) -> CandidateReport:
     """An engine's "no" as the report states it."""
-    offered = selector.offered(engine, region)
+    offered = selector.support.offered(engine, region)
     verdict = REFUSED.get(answer.code, "declined")
     return CandidateReport(
         id=id,
@@ -179,9 +179,9 @@ def fix_report(answer: Decline) -> FixReport | None:
 def plan_reports(selector: Selector, engine: str, region: Region) -> tuple[PlanReport, ...]:
     """Every plan that was tried; those that need too much scratch with what the engine is estimated at with that."""
     tried = selector.tried(engine, region)
-    offered = selector.offered(engine, region)
+    offered = selector.support.offered(engine, region)
     limited = any(selector.limits.forbids(t.candidate.workspace_bytes) for t in tried)
-    free = (selector.freely(engine, region) if limited else None) or offered
+    free = (selector.support.without_scratch_limit(engine, region) if limited else None) or offered
     found = ((t, free if selector.limits.forbids(t.candidate.workspace_bytes) else offered) for t in tried)
     return tuple(plan_report(t, answer.estimated_us if answer else None) for t, answer in found)
 
@@ -210,7 +210,7 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
     reports = []
     for offer in sorted(made.cover.picks, key=lambda o: order[o.region]):
         region, engine = offer.region, engine_of(offer)
-        answer = made.selector.answers(region)[engine]
+        answer = made.selector.support.answers(region)[engine]
         assert isinstance(answer, Support)
         plan = made.plans.get(region)
         stem = name_of(region)
@@ -255,7 +255,7 @@ def is_preferred(
 
 def remarks(selector: Selector, region: Region, answer: Support) -> list[str]:
     """What is to be said of a region's time: why it was not measured, or that its estimate is far from its floor."""
-    outcome = selector.outcome(region)
+    outcome = selector.timed.of(region)
     if outcome is not None:
         return [outcome.note] if outcome.note else []
     floor = floor_us(region, selector.target, selector.policy.precision)

@@ -23,7 +23,7 @@ def own_answer(selector: Selector, engine: str, region: Region, shared: Decline)
     """
     if shared.code in OVERRULED or names_nothing(shared):
         return shared
-    before = selector.named_in_answers(region)
+    before = selector.support.names_asked(region)
     if before == region.names:
         return shared
     if shared.fix is None and all(map(NAME_ALONE.fullmatch, before)):

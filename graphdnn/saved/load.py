@@ -16,7 +16,8 @@ from pathlib import Path
 from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile, converter, resolve
 from graphdnn.config import CompileOptions
-from graphdnn.engines.choose import Chosen, Selector
+from graphdnn.engines.attempt import Chosen
+from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Candidate, Device, Plan
 from graphdnn.engines.manifest import engines_for
 from graphdnn.engines.trial import Limits, TrialMemory, as_built, enabling, trial

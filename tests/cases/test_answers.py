@@ -93,7 +93,7 @@ def test_a3_a_missing_library_only_declines_its_engine_where_another_takes_the_w
     graph = g.build({"y": g.matmul(g.input("a", (16, 24), gd.float16), g.input("b", (24, 8), gd.float16))})
     cover = covered(graph, "cudnn", "nvrtc")
     assert [o.payload for o in cover.picks] == ["cudnn"]
-    answer = selector.answers(cover.picks[0].region)["nvrtc"]
+    answer = selector.support.answers(cover.picks[0].region)["nvrtc"]
     assert isinstance(answer, Decline)
     assert answer.code is Code.SETUP
     assert answer.fix is not None

@@ -13,7 +13,8 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.compiler import compile_for
-from graphdnn.engines.choose import Chosen, Decision, Refused, Selector
+from graphdnn.engines.attempt import Chosen, Refused
+from graphdnn.engines.choose import Decision, Selector
 from graphdnn.engines.contract import Candidate, Device, Policy
 from graphdnn.ir.region import Region
 from graphdnn.passes.select import Offer
@@ -189,7 +190,7 @@ class TestThreads:
     def selector(self, engine: Scripted, threads: int = 8) -> Selector:
         selector = Selector([engine], Target.cpu(), Policy(), threads=threads)
         for region in regions_of(self.GRAPH):
-            selector.answers(region)
+            selector.support.answers(region)
         return selector
 
     def test_plans_of_several_regions_are_built_at_once_and_equal_ones_once(self) -> None:
@@ -236,7 +237,9 @@ class TestThreads:
         *good, bad = selector.plan_all([("one", r) for r in regions_of(self.GRAPH)], HostDevice())
         assert isinstance(bad, Refused)
         assert all(isinstance(f, Chosen) for f in good)
-        declined = [r.pattern for r in regions_of(self.GRAPH) if isinstance(selector.answers(r)["one"], Decline)]
+        declined = [
+            r.pattern for r in regions_of(self.GRAPH) if isinstance(selector.support.answers(r)["one"], Decline)
+        ]
         assert declined == ["silu"]
 
 

@@ -378,7 +378,8 @@ def test_a_described_device_times_nothing_and_says_so() -> None:
 def test_unknown_plans_are_probed_before_they_are_built(
     clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graphdnn.engines.choose import Chosen, Selector
+    from graphdnn.engines.attempt import Chosen
+    from graphdnn.engines.choose import Selector
     from graphdnn.engines.contract import Policy
     from graphdnn.ir.region import Region
     from graphdnn.target import Target
@@ -394,7 +395,7 @@ def test_unknown_plans_are_probed_before_they_are_built(
     engine, prober, graph = Scripted("one", acts, clock), Prober(), double()
     selector = Selector([engine], Target.cpu(), Policy(), prober=prober)
     region = Region.of(graph, graph.nodes)
-    selector.answers(region)
+    selector.support.answers(region)
     found = selector.plan("one", region, HostDevice())
     assert isinstance(found, Chosen)
     assert (found.candidate.name, prober.asked) == ("c", (("one", "b"), ("one", "c")))

@@ -44,9 +44,10 @@ from graphdnn.engines.contract import (
     Timing,
 )
 from graphdnn.engines.manifest import MANIFEST, engines_for
+from graphdnn.engines.outcome import Outcome
 from graphdnn.engines.records import TuningRecords, row_of
 from graphdnn.engines.trial import Limits, Tried, built
-from graphdnn.engines.tune import Job, Outcome, Tuner, cut
+from graphdnn.engines.tune import Job, Tuner, cut
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.runtime.cache import DiskStore, NullStore

@@ -15,7 +15,8 @@ from graphdnn.answer import Decline
 from graphdnn.engines.check import inputs_for
 from graphdnn.engines.contract import Candidate, Device
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
-from graphdnn.engines.tune import Job, Outcome, Tuner
+from graphdnn.engines.outcome import Outcome
+from graphdnn.engines.tune import Job, Tuner
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import channels_last
 from graphdnn.report.model import CompileReport, RegionReport

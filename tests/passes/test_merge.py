@@ -291,7 +291,7 @@ def test_pointwise_work_over_two_slices_is_one_vectorised_kernel(rows, inner, dt
     region = next(p.region for p in propose(prepared) if p.region.pattern == "silu+mul")
     assert [v.type.layout[-2:] for v in region.inputs] == [(2 * inner, 1)] * 2
     assert plan_walk(region, priced.target).width == width
-    assert priced.answers(region)["nvrtc"]
+    assert priced.support.answers(region)["nvrtc"]
 
 
 @pytest.mark.parametrize("dtype", [gd.float32, gd.float16], ids=str)

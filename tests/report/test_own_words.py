@@ -29,7 +29,7 @@ def check(graph: Graph) -> int:
     engines = {e.name: e for e in selector.engines}
     renamed = 0
     for proposal in made.proposals:
-        for name, answer in selector.answers(proposal.region).items():
+        for name, answer in selector.support.answers(proposal.region).items():
             if isinstance(answer, Decline):
                 own = own_answer(selector, name, proposal.region, answer)
                 asked = engines[name].supports(proposal.region, target, selector.policy)
