@@ -83,7 +83,8 @@ def jit(
 
     `fn(g, x, ...)` gets a GraphBuilder and a value for each input, bound by the parameter's name, and returns outputs
     by name, or what `g.build` gives; parameters with defaults may be left out of a call.  It is called for each
-    signature, and once more for each exact shape that is padded, so it must give the same graph for the same shapes.
+    signature, for each exact shape that is padded, and for some that no call had (what it raises there is ignored), to
+    see what padding them takes; it must give the same graph for the same shapes.
 
     max_entries: builds kept, the least recently used dropped; each holds a copy of the constants, so give weights that
         many shapes share as inputs.
@@ -306,21 +307,26 @@ class Jitted:
     def _made(self, signature: Signature) -> Build:
         """A build for these very shapes."""
         started = time.perf_counter()
-        return self._compiled(signature, self._padding.trace(signature), Masking(), started)
+        return self._noted(signature, self._compiled(self._padding.trace(signature), Masking(), started))
 
-    def _compiled(self, signature: Signature, traced: Graph, masking: Masking, started: float) -> Build:
+    def _compiled(self, traced: Graph, masking: Masking, started: float) -> Build:
         graph = masking.applied(traced)
         executable = compiler.compile(graph, self._target, self._options)
         build = Build(traced, masking, graph, executable, is_untuned=self._tuned_options is not None)
         with self._lock:
             self._build_count += 1
             self._build_seconds += time.perf_counter() - started
+        return build
+
+    def _noted(self, signature: Signature, build: Build) -> Build:
+        """A build for a signature that none was kept for, which a warning may be due about."""
+        with self._lock:
             self._signatures.append(signature)
             recent, count, is_often = list(self._signatures), self._build_count, self._build_count >= self._warn_at
             if is_often:
                 self._warn_at *= 2
         if is_often:
-            kept = {**{s: b.traced for s, b in self._builds.items()}, signature: traced}
+            kept = {**{s: b.traced for s, b in self._builds.items()}, signature: build.traced}
             text = warning(self._padding, count, recent, kept)
             self._messages.append(RepeatedBuildsWarning(text))
         return build
@@ -336,7 +342,7 @@ class Jitted:
         longer = self._padding.longer(signature)
         exact = self._padding.trace(signature)
         shapes = signature, exact, longer
-        build = self._built(longer, lambda: self._padded(Masking(), self._padding.traced(*shapes), *shapes))
+        build = self._built(longer, partial(self._first, *shapes))
         while not self._padding.suits(build, *shapes):
             build = self._rebuilt(longer, build, partial(self._padded, build.masking, build.traced, *shapes))
         self._padding.prove(build, *shapes)
@@ -344,11 +350,16 @@ class Jitted:
         self._routes.put(signature, (longer, route))
         return build, route
 
+    def _first(self, signature: Signature, exact: Graph, longer: Signature) -> Build:
+        """A build of the padded graph that serves these exact shapes, where none for the padded ones is kept."""
+        traced = self._padding.traced(signature, exact, longer)
+        return self._noted(longer, self._padded(Masking(), traced, signature, exact, longer))
+
     def _padded(self, known: Masking, traced: Graph, signature: Signature, exact: Graph, longer: Signature) -> Build:
         """A build of the padded graph that serves these exact shapes, and those that `known` does."""
         started = time.perf_counter()
         masking = self._padding.masking(known, traced, signature, exact, longer)
-        return self._compiled(longer, traced, masking, started)
+        return self._compiled(traced, masking, started)
 
     def _tune_later(self, signature: Signature, build: Build) -> None:
         with self._lock:

@@ -473,6 +473,10 @@ def test_a_warning_tells_when_builds_are_dropped_too_early() -> None:
     ]
 
 
+def test_a_warning_of_the_first_build_says_what_it_is_for() -> None:
+    assert repeated(cpu(relu, warn_after=1), [rows(3)]) == ["relu was built 1 time, for x: f32[3x4]"]
+
+
 def test_a_warning_of_padded_sizes_asks_for_coarser_ones() -> None:
     f = cpu(relu, warn_after=3, buckets={"x": {-2: 2}})
     (message,) = repeated(f, [rows(n) for n in (2, 4, 6)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -194,6 +195,15 @@ def test_extents_that_were_equal_by_chance_are_told_apart_later() -> None:
         return sums(g, x)
 
     compare(square_at_first, {0: 8, 1: 8}, [(8, 8), (7, 7), (5, 6), (3, 7), (6, 5)], 2)
+
+    f = cpu(lambda g, x: {"y": square_at_first(g, x)}, buckets={"x": {0: 8, 1: 8}}, warn_after=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a build made anew displaces none of another signature
+        for shape in ((8, 8), (5, 6)):
+            f({"x": np.ones(shape, np.float32)})
+    assert f.stats().builds == 2
+    with pytest.warns(UserWarning, match="built 3 times, as axis 0 of x took 8, 16; coarser buckets"):
+        f({"x": np.ones((9, 8), np.float32)})
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_])
