@@ -16,6 +16,7 @@ def test_a_page_prints_what_it_says(name: str, tmp_path: Path, monkeypatch: pyte
     blocks = list(played((ROOT / name).read_text()))
     assert blocks
     for block in blocks:
+        assert block.printed, f"{name} shows an empty block for what prints nothing, such as an error that is no more"
         assert block.is_true, f"run python -m tests.examples.pages {name}, which now prints:\n{block.printed}"
 
 
