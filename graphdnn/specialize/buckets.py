@@ -77,10 +77,16 @@ def rounded_up(size: int, rule: Rule) -> int:
 
 
 def axes_of(name: str, axes: Mapping[int, Rule], rank: int) -> dict[int, Rule]:
-    """The rules by axes counted from the front.  Raises ExecutionError for an axis that an array lacks."""
+    """The rules by axes counted from the front.  Raises ExecutionError for an axis that an array lacks, or that has
+    two rules."""
     for axis in axes:
         if not -rank <= axis < rank:
             raise ExecutionError(f"input {name} has {counted(rank, 'axis')}; buckets are given for its axis {axis}")
+        if axis < 0 and axis + rank in axes:
+            raise ExecutionError(
+                f"input {name} has {counted(rank, 'axis')}; buckets are given for its axis {axis + rank} and, counted "
+                f"from the end, again for axis {axis}"
+            )
     return {axis % rank: rule for axis, rule in axes.items()}
 
 

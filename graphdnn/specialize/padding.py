@@ -8,7 +8,7 @@ from functools import partial, reduce
 from itertools import repeat
 
 from graphdnn.answer import Decline
-from graphdnn.errors import CompileError, ExecutionError, GraphError
+from graphdnn.errors import CompileError, ExecutionError, in_words
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType
 from graphdnn.specialize.buckets import Buckets, Rule, lengthened, shortened, spread
@@ -49,16 +49,19 @@ class Padding:
         return self.function.trace(ordered)
 
     def traced(self, signature: Signature, exact: Graph, longer: Signature) -> Graph:
-        """The function's graph of the padded shapes, `exact` being that of the shapes of a call."""
+        """The function's graph of the padded shapes, `exact` being that of the shapes of a call.
+
+        Raises CompileError for whatever the function raises: the caller gave it no such shapes.
+        """
         if signature == longer:
             return exact
         try:
             return self.trace(longer)
-        except GraphError as error:
+        except Exception as error:
             raise CompileError(
                 f"{self.function.name} takes {spelled(self.names, signature)}, but not padded to "
-                f"{spelled(self.names, longer)}: {error}"
-            ) from None
+                f"{spelled(self.names, longer)}: {in_words(error)}"
+            ) from error
 
     def masking(self, known: Masking, traced: Graph, signature: Signature, exact: Graph, longer: Signature) -> Masking:
         """What to mask of the padded graph, for these exact shapes besides those that `known` serves.

@@ -214,11 +214,28 @@ def test_rules_that_do_not_go_together_are_refused() -> None:
     ):
         f({"a": np.ones((3, 2), np.float32), "b": np.ones((3, 2), np.float32)})
 
+    def small(g: gd.GraphBuilder, x: Value) -> dict[str, Value]:
+        if x.type.shape[0] > 6:
+            raise ValueError("at most\n6 rows")
+        return {"y": g.relu(x)}
+
+    said = r"^small takes x: f32\[3x2\], but not padded to x: f32\[8x2\]: at most 6 rows$"
+    with pytest.raises(gd.CompileError, match=said) as caught:
+        cpu(small, buckets={"x": {0: 8}})({"x": np.ones((3, 2), np.float32)})
+    assert isinstance(caught.value.__cause__, ValueError)
+
 
 def test_an_axis_that_an_array_lacks_is_refused() -> None:
     f = cpu(lambda g, x: {"y": g.relu(x)}, buckets={"x": {2: 8}})
     with pytest.raises(gd.ExecutionError, match="input x has 2 axes; buckets are given for its axis 2"):
         f({"x": np.ones((3, 2), np.float32)})
+
+
+def test_an_axis_with_two_rules_is_refused() -> None:
+    f = cpu(lambda g, x: {"y": g.relu(x)}, buckets={"x": {1: 8, -1: 4}})
+    with pytest.raises(gd.ExecutionError, match="for its axis 1 and, counted from the end, again for axis -1"):
+        f({"x": np.ones((3, 2), np.float32)})
+    assert f({"x": np.ones((3, 2, 1), np.float32)})["y"].shape == (3, 2, 1)
 
 
 def test_a_dropped_build_takes_its_ways_with_it() -> None:
