@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Self
 
+import numpy as np
+
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Device, Engine, HostPlan, Plan, Policy, Prober, Support, aligned
+from graphdnn.engines.reference import ReferencePlan
 from graphdnn.errors import ContextLostError, ExecutionError, MomentaryError
 
 RUN_ERRORS = (ExecutionError, RuntimeError, MemoryError)
@@ -243,14 +246,14 @@ def ran(one: Built, memory: TrialMemory) -> Built | Tried:
 
 
 def trial(plan: Plan, candidate: Candidate, memory: TrialMemory) -> int | Decline:
-    """Runs a device plan once on scratch memory, so that lazy loading and first-run failures happen here.
+    """Runs a plan once on scratch memory, so that lazy loading and first-run failures happen here.
 
     The memory is zero: lengths and indices in it must not lead outside.  Gives the kernels that one run launches, read
     off a capture of it.  Raises ContextLostError where no plan runs on the device after it.
     """
-    if isinstance(plan, HostPlan):
-        return 1
     region, device = candidate.region, memory.device
+    if isinstance(plan, HostPlan):
+        return host_trial(plan, candidate, device)
     sizes = [v.type.span_bytes for v in (*region.inputs, *region.outputs)]
     try:
         with device:
@@ -262,6 +265,20 @@ def trial(plan: Plan, candidate: Candidate, memory: TrialMemory) -> int | Declin
             return device.capture(lambda stream: plan.enqueue(addresses, stream, workspace)).kernels
     except RUN_ERRORS as error:
         return failure(error, "failed on its first run", candidate, device)
+
+
+def host_trial(plan: HostPlan, candidate: Candidate, device: Device) -> int | Decline:
+    """The same of a plan in host memory, which counts as one kernel.
+
+    The definition itself is spared: it loads nothing, no other plan stands behind it, and its run takes as long as the
+    call that is to come.
+    """
+    if type(plan) is not ReferencePlan:
+        try:
+            plan.run([np.zeros(v.type.shape, v.type.dtype.numpy) for v in candidate.region.inputs])
+        except RUN_ERRORS as error:
+            return failure(error, "failed on its first run", candidate, device)
+    return 1
 
 
 def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:

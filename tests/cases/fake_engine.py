@@ -12,6 +12,7 @@ from graphdnn.engines.reference import ReferencePlan
 from graphdnn.engines.saved import identity, pack, unnamed, unpack
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
+from graphdnn.ir.types import Array
 from graphdnn.target import Target
 
 
@@ -25,8 +26,16 @@ class Faulting:
         raise ExecutionError("the device reports an illegal memory access")
 
 
+class HostFaulting(ReferencePlan):
+    """A plan in host memory that builds and dies on its first run."""
+
+    def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        raise RuntimeError("the library ran out of threads")
+
+
 class FakeEngine:
-    """Takes every region at no cost with the plans that `PLANS` names: "declines", "build", "run" or "good"."""
+    """Takes every region at no cost with the plans that `PLANS` names: "declines", "build", "run" or "host run" (dies
+    on the device or in host memory) or "good"."""
 
     name = "fake"
     PLANS: ClassVar[tuple[str, ...]] = ("good",)
@@ -47,6 +56,8 @@ class FakeEngine:
         self.BUILT.append(candidate.name)
         if candidate.recipe == "build":
             return Decline(Code.BUILD, f"{candidate.name} needs 300 registers")
+        if candidate.recipe == "host run":
+            return HostFaulting(candidate.region)
         return Faulting() if candidate.recipe == "run" else ReferencePlan(candidate.region)
 
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:

@@ -157,6 +157,22 @@ def test_a4_an_engine_that_fails_everywhere_gives_way_to_the_next(
     assert "300 registers" in exe.explain()
 
 
+def test_a4_a_plan_in_host_memory_fails_on_its_first_run_and_not_in_the_users_call(
+    fake: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "PLANS", ("host run", "good"))
+    exe = gd.compile(scaled(), target="cpu")
+    np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
+    (entry,) = answers(exe.report, "fake", "double")
+    assert [(p.name, p.verdict) for p in entry.plans] == [("plan0", "failed"), ("plan1", "chosen")]
+    assert entry.plans[0].reason == "failed on its first run: the library ran out of threads"
+    monkeypatch.setattr(fake, "PLANS", ("host run",))
+    assert [r.engine for r in gd.compile(scaled(), target="cpu").report.regions] == ["reference"]
+    monkeypatch.setitem(manifest.BY_KIND, "cpu", ("fake",))
+    with pytest.raises(gd.CompileError, match="the library ran out of threads"):
+        gd.compile(scaled(), target="cpu")
+
+
 def test_a4_a_decline_is_recorded(fake: type[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake, "PLANS", ("declines",))
     report = gd.compile(scaled(), target="cpu").report

@@ -42,21 +42,27 @@ class Act:
 
 @dataclass
 class ScriptedPlan:
-    """Computes a region by its definition, and then does as it was told."""
+    """Computes a region by its definition, and then does as it was told.
+
+    A first run on zeros, as every plan has one, takes no time: the clock tells of timing and of calls.
+    """
 
     region: Region
     act: Act
     clock: Clock
     workspace_bytes: int
     runs: int = 0
+    has_run: bool = False
 
     def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        self.runs += 1
+        is_first, self.has_run = not self.has_run and not any(np.any(a) for a in inputs), True
+        self.runs += not is_first
         if self.act.fails == "run" or (self.act.fails == "later" and self.runs > 2):
             raise ExecutionError("the device reports an illegal memory access")
         if self.act.fails == "library":
             raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
-        self.clock.now += 1e-6 * (self.act.times(self.region) if self.act.times else self.act.us)
+        us = self.act.times(self.region) if self.act.times else self.act.us
+        self.clock.now += 0.0 if is_first else 1e-6 * us
         scale = self.act.factor + self.act.noise * self.runs
         return [np.asarray(a * scale).astype(a.dtype) for a in ReferencePlan(self.region).run(inputs)]
 

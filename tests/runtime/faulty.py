@@ -149,14 +149,22 @@ class StoringReference(ReferenceEngine):
 
 
 class FaultyReference(ReferenceEngine):
-    """The CPU's engine, whose plans with a tanh do the deed that FAULTY_DEED names, in the phase of FAULTY_PHASE."""
+    """The CPU's engine, whose plans with a tanh do the deed that FAULTY_DEED names, in the phase of FAULTY_PHASE; those
+    that do it when they run do so on numbers other than zero."""
 
     def build(self, candidate: Candidate, device: Device) -> ReferencePlan:
         if "tanh" in candidate.region.pattern:
             if os.environ.get("FAULTY_PHASE") == "build":
                 DEEDS[os.environ["FAULTY_DEED"]]()
-            return FaultyHostPlan(candidate.region)
+            return LaterFaultyPlan(candidate.region)
         return super().build(candidate, device)
+
+
+class LaterFaultyPlan(ReferencePlan):
+    def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        if any(a.any() for a in inputs):
+            DEEDS[os.environ["FAULTY_DEED"]]()
+        return super().run(inputs)
 
 
 class FaultyHostPlan(ReferencePlan):
