@@ -221,7 +221,11 @@ class Jitted:
 
     @property
     def executables(self) -> dict[str, Executable]:
-        """The executables kept, by their signature in words, least recently used first: for their reports."""
+        """The executables kept, by their signature in words, least recently used first: for their reports.
+
+        Called directly, one for padded shapes takes arrays of these, the `lengths` too, and where it masks int32
+        scalars, `jit.extent_0` and so on: the exact extents behind which it masks.
+        """
         return {spelled(self._names, signature): build.executable for signature, build in self._builds.items()}
 
     def wait_for_tuning(self, timeout: float | None = None) -> bool:
@@ -343,9 +347,8 @@ class Jitted:
         exact = self._padding.trace(signature)
         shapes = signature, exact, longer
         build = self._built(longer, partial(self._first, *shapes))
-        while not self._padding.suits(build, *shapes):
+        while not self._padding.serves(build, *shapes):
             build = self._rebuilt(longer, build, partial(self._padded, build.masking, build.traced, *shapes))
-        self._padding.prove(build, *shapes)
         route = Route(build, exact, self._padding.lengths, Place(self._target, self._options.cache_dir))
         self._routes.put(signature, (longer, route))
         return build, route

@@ -2,7 +2,7 @@
 
 Extents arrive as int32 inputs of the build, so that one build serves every exact shape.  With the exact extents of its
 own shapes a masked graph computes what the unmasked one does: nothing is replaced then, and only a mean, which becomes
-a sum over a count, may round differently in the last bit.
+a sum over a count, may round differently in the last bit, and overflows where the sum does.
 """
 
 from __future__ import annotations

@@ -84,16 +84,20 @@ class Padding:
         taken = set().union(*map(names_of, (traced, *graphs)))
         return reduce(lambda made, graph: made.extended(masks, graph, taken), graphs, known)
 
-    def suits(self, build: Build, signature: Signature, exact: Graph, longer: Signature) -> bool:
-        """Whether a build has the masks that these exact shapes need.  Raises CompileError where masks would not do."""
-        return build.masking.fits(self._masks(build.traced, signature, exact, longer), exact)
+    def serves(self, build: Build, signature: Signature, exact: Graph, longer: Signature) -> bool:
+        """Whether a build has the masks that these exact shapes need, and so gives the results of the exact graph.
 
-    def prove(self, build: Build, signature: Signature, exact: Graph, longer: Signature) -> None:
-        """Raises CompileError where a build with all its masks does not give the results of the exact graph."""
-        limits = limits_of(exact, self.lengths) | build.masking.extents(exact)
-        answer = prove(build.masking.applied(exact), build.graph, limits)
-        if answer is not None:
-            raise self._refusal(signature, longer, answer)
+        Raises CompileError where it would not give them with any.
+        """
+        masking = build.masking
+        if not masking.fits(self._masks(build.traced, signature, exact, longer), exact):
+            return False
+        if masking.inputs:  # else no mask is needed, which was the proof
+            limits = limits_of(exact, self.lengths) | masking.extents(exact)
+            answer = prove(masking.applied(exact), build.graph, limits)
+            if answer is not None:
+                raise self._refusal(signature, longer, answer)
+        return True
 
     def _masks(self, traced: Graph, signature: Signature, exact: Graph, longer: Signature) -> tuple[Mask, ...]:
         masks = masks_needed(exact, traced, limits_of(exact, self.lengths))
