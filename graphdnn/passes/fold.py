@@ -1,7 +1,7 @@
 """Folding: what scales and shifts each channel of a convolution or matrix product moves into its constant weights.
 
 Inference batch norm, and products with constants.  A batch norm that cannot move becomes one multiply-add with float32
-factors, which stays in the epilogue.
+factors, which stays in the epilogue; in full precision, and behind no linear op, the mean is subtracted first.
 """
 
 from __future__ import annotations

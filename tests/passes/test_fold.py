@@ -4,6 +4,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.passes.cleanup import canonicalize
 from graphdnn.passes.fold import fold
+from tests.numbers import TOLERANCE
 from tests.passes.random_graphs import assert_same_meaning
 
 EXTENT = {
@@ -250,7 +251,10 @@ def test_weights_that_are_inputs(rng):
 
 @pytest.mark.parametrize("dtype", [gd.float16, gd.bfloat16, gd.float32])
 def test_a_batch_norm_alone_is_a_multiply_add(dtype, rng):
-    """The factors are float32, and the result is rounded once; statistics may be inputs of other types."""
+    """The factors are float32, and the result is rounded once; statistics may be inputs of other types.
+
+    Of float32 the mean is subtracted first.
+    """
     g = gd.GraphBuilder()
     x = g.input("x", (3, 6, 5, 7), dtype)
     mean, var, scale, bias = (
@@ -260,8 +264,8 @@ def test_a_batch_norm_alone_is_a_multiply_add(dtype, rng):
     fixed = g.batch_norm(x, *vectors(g, rng, gd.float32))
     graph = g.build({"open": g.batch_norm(x, mean, var, scale, bias), "fixed": fixed})
     done = fold(graph).graph
-    cast = [] if dtype == gd.float32 else ["cast"]
-    assert [n.op.label for n in done.nodes if "batch_norm_1" not in n.origins] == ["mul", "add", *cast]
+    steps = ["sub", "mul", "add"] if dtype == gd.float32 else ["mul", "add", "cast"]
+    assert [n.op.label for n in done.nodes if "batch_norm_1" not in n.origins] == steps
     wide = {n.result.type.dtype for n in done.nodes if n.op.label in ("mul", "add", "rsqrt", "sub")}
     assert wide == {gd.float32}
     views = [n for n in done.nodes if n.op.is_renaming]
@@ -272,6 +276,22 @@ def test_a_batch_norm_alone_is_a_multiply_add(dtype, rng):
     for name, array in before.items():
         limit = {gd.float16: 2**-10, gd.bfloat16: 2**-7, gd.float32: 1e-6}[dtype]
         assert np.abs(after[name].astype(np.float64) - array).max() <= limit * np.abs(array.astype(np.float64)).max()
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("wide", [gd.float32, gd.float64], ids=str)
+@pytest.mark.parametrize("dtype", [gd.float16, gd.bfloat16, gd.float32, gd.float64], ids=str)
+def test_a_mean_of_many_deviations_leaves_no_error_of_its_size(dtype, wide, known, rng):
+    g = gd.GraphBuilder()
+    x = rng.normal(1000, 0.5, (3, 6, 5)).astype(dtype.numpy)
+    numbers = {"mean": 1000 + rng.normal(size=6), "var": rng.uniform(0.2, 0.3, 6), "scale": np.ones(6)}
+    arrays = {n: a.astype(wide.numpy) for n, a in {**numbers, "bias": rng.normal(size=6)}.items()}
+    given = [g.constant(a) if known else g.input(n, (6,), wide) for n, a in arrays.items()]
+    graph = g.build({"y": g.batch_norm(g.input("x", x.shape, dtype), *given)})
+    inputs = {"x": x} if known else {"x": x, **arrays}
+    right = gd.evaluate(graph, inputs, gd.float64)["y"]
+    found = gd.evaluate(fold(graph).graph, inputs)["y"].astype(np.float64)
+    assert np.abs(found - right).max() <= TOLERANCE[dtype.name] * max(1, np.abs(right).max())
 
 
 @pytest.mark.parametrize("kind", EXTENT)

@@ -15,7 +15,7 @@ from graphdnn.ir.ops.norm import BatchNorm
 from graphdnn.ir.ops.pointwise import Bias, Cast, Pointwise
 from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.payload import Payload
-from graphdnn.ir.types import Array, DType, TensorType, float16
+from graphdnn.ir.types import Array, DType, TensorType, float16, promote
 from graphdnn.passes.pattern import Is, Match, first_decline, leaves_as
 from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
 
@@ -166,16 +166,20 @@ def vector(make: Emitter, value: Value, dtype: DType) -> Value:
     return per_channel_values(make, value, dtype, (value.type.size,))
 
 
-def batch_norm_affine(make: Emitter, node: Node, shape: tuple[int, ...]) -> Affine:
-    """scale / sqrt(var + eps), and bias - mean times that, both of `shape`.
+def batch_norm_vectors(make: Emitter, node: Node, shape: tuple[int, ...], wide: DType) -> tuple[Value, Value, Value]:
+    """mean, scale / sqrt(var + eps) and bias, all of `shape` and of type `wide`.
 
     Parameters are reshaped before anything is computed: views of what is given part no region.
     """
     assert isinstance(node.op, BatchNorm)
-    wide = node.operands[0].type.dtype.compute
     mean, var, scale, bias = (per_channel_values(make, v, wide, shape) for v in node.operands[1:])
     inverse = make(Pointwise(fn="rsqrt"), make(Pointwise(fn="add"), var, node.op.eps))
-    factor = make(Pointwise(fn="mul"), scale, inverse)
+    return mean, make(Pointwise(fn="mul"), scale, inverse), bias
+
+
+def batch_norm_affine(make: Emitter, node: Node, shape: tuple[int, ...]) -> Affine:
+    """scale / sqrt(var + eps), and bias - mean times that, both of `shape`."""
+    mean, factor, bias = batch_norm_vectors(make, node, shape, node.operands[0].type.dtype.compute)
     return Affine(factor, make(Pointwise(fn="sub"), bias, make(Pointwise(fn="mul"), mean, factor)))
 
 
@@ -286,12 +290,23 @@ def fold_product(make: Emitter, found: Match) -> Value:
 
 
 def multiply_add(make: Emitter, found: Match) -> Value:
-    """x * scale + shift, the factors computed apart, the result rounded once."""
+    """x * scale + shift, the factors computed apart, the result rounded once; or (x - mean) * scale + bias.
+
+    Where the mean is a thousand deviations, the two products cancel and leave a thousand times their rounding error.
+    That matters where x is in full precision and no linear op makes it: halves and sums of products are no more exact.
+    """
     x = found.root.operands[0]
     shape = tuple(n if a == 1 else 1 for a, n in enumerate(x.type.shape))
-    affine = batch_norm_affine(Precomputed(make.rewriter, found.root.origins), found.root, shape)
-    assert affine.shift is not None
-    y = make(Pointwise(fn="add"), make(Pointwise(fn="mul"), x, affine.scale), affine.shift)
+    apart = Precomputed(make.rewriter, found.root.origins)
+    if x.type.dtype.compute == x.type.dtype and chain_below(x, found.graph) is None:
+        wide = promote(*(v.type.dtype.compute for v in found.root.operands))
+        mean, factor, shift = batch_norm_vectors(apart, found.root, shape, wide)
+        scaled = make(Pointwise(fn="mul"), make(Pointwise(fn="sub"), x, mean), factor)
+    else:
+        affine = batch_norm_affine(apart, found.root, shape)
+        assert affine.shift is not None
+        scaled, shift = make(Pointwise(fn="mul"), x, affine.scale), affine.shift
+    y = make(Pointwise(fn="add"), scaled, shift)
     return y if y.type.dtype == x.type.dtype else make(Cast(dtype=x.type.dtype.name), y)
 
 
