@@ -1,9 +1,10 @@
 """How one layer tells another "no": a falsy answer that carries its reason, so that no refusal is lost."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 NAME_ALONE = re.compile(r"\w(?:[\w.]*\w)?")
 NAME = re.compile(f"%({NAME_ALONE.pattern})")
@@ -64,6 +65,18 @@ class Decline:
     code: Code
     reason: str
     fix: Fix | None = None
+
+    @classmethod
+    def of_row(cls, row: Sequence[str]) -> Self:
+        """The decline that `row` spells.  Raises ValueError or TypeError where these texts spell none."""
+        code, reason, *fix = row
+        return cls(Code(code), reason, Fix(*fix) if fix else None)
+
+    @property
+    def row(self) -> list[str]:
+        """Code, reason and the four fields of the fix, if there is one: how caches and messages spell a decline."""
+        fix = self.fix
+        return [self.code.value, self.reason, *((fix.target, fix.attribute, fix.before, fix.after) if fix else ())]
 
     def __bool__(self) -> bool:
         return False

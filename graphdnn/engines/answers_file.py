@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graphdnn.answer import Code, Decline, Fix
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Support
 from graphdnn.engines.json_fields import count, counts, flag, microseconds, optional_microseconds, pairs, text, texts
 
@@ -60,11 +60,8 @@ def encode_answers(answers: Mapping[AnswerKey, Answer]) -> bytes:
 
 
 def row_of(answer: Answer) -> list[Any]:
-    """A "yes" is what Support has, in its order; a "no" a code, a reason and, where there is one, what Fix has."""
-    if isinstance(answer, Support):
-        return [getattr(answer, name) for name in FIELDS]
-    fix = answer.fix
-    return [answer.code, answer.reason, *((fix.target, fix.attribute, fix.before, fix.after) if fix else ())]
+    """A "yes" is what Support has, in its order; a "no" its own row."""
+    return [getattr(answer, name) for name in FIELDS] if isinstance(answer, Support) else answer.row
 
 
 def comes_back(written: str, answer: Answer) -> bool:
@@ -107,10 +104,10 @@ def answer_of(row: Any) -> Answer:
         raise TypeError("an answer is a list")
     if len(row) == len(FIELDS):
         return Support(*[read(value) for read, value in zip(FIELDS.values(), row, strict=True)])
-    code, reason, *fix = texts(row)
-    if Code(code) in UNCACHED:
-        raise ValueError(code)
-    return Decline(Code(code), reason, Fix(*fix) if fix else None)
+    decline = Decline.of_row(texts(row))
+    if decline.code in UNCACHED:
+        raise ValueError(decline.code)
+    return decline
 
 
 FIELDS: dict[str, Callable[[Any], Any]] = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graphdnn.answer import Code, Decline, Fix
+from graphdnn.answer import Decline
 from graphdnn.engines.contract import Candidate, Policy, Store
 from graphdnn.engines.environment import environment
 from graphdnn.engines.json_fields import count, flag, microseconds, text, texts
@@ -19,7 +19,7 @@ from graphdnn.target import Target
 KIND = "tuning"
 """Kind of the store's entries."""
 
-FORMAT = 2
+FORMAT = 3
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What comes of reading an entry that somebody else wrote."""
@@ -53,7 +53,7 @@ class TuningRecords:
         try:
             read = json.loads(content)
             tried = {name: tuple(tried_of(name, region, row) for row in read["engines"][name]) for name in engines}
-            refused = {name: decline_of(row) for name, row in read["refused"].items() if name in engines}
+            refused = {name: Decline.of_row(texts(row)) for name, row in read["refused"].items() if name in engines}
             return Found(tried, refused, text(read["note"]))
         except UNREADABLE:
             return None
@@ -62,7 +62,7 @@ class TuningRecords:
         """Remembers what became of each engine's plans, and which engines had none."""
         rows = {
             "engines": {engine: [row_of(t) for t in plans] for engine, plans in found.tried.items()},
-            "refused": {engine: asdict(decline) for engine, decline in found.refused.items()},
+            "refused": {engine: decline.row for engine, decline in found.refused.items()},
             "note": found.note,
         }
         self._store.put(KIND, self._key(region.key, list(found.tried)), json.dumps(rows).encode())
@@ -114,13 +114,6 @@ def tried_of(engine: str, region: Region, row: Mapping[str, Any]) -> Tried:
         notes=texts(row["notes"]),
     )
     return Tried(candidate, row["verdict"], text(row["reason"]), None if row["us"] is None else positive(row["us"]))
-
-
-def decline_of(row: Mapping[str, Any]) -> Decline:
-    """The refusal as it was remembered.  Raises ValueError, KeyError or TypeError for anything else."""
-    fix = row["fix"]
-    known = None if fix is None else Fix(**{name: text(value) for name, value in fix.items()})
-    return Decline(Code(row["code"]), text(row["reason"]), known)
 
 
 def positive(value: Any) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphdnn.answer import Code, Decline, Fix
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Device, DevicePlan, Engine, HostPlan, Policy
 from graphdnn.errors import GraphError, OutOfMemoryError
 from graphdnn.ir.graph import Graph
@@ -151,8 +151,7 @@ def decline_of(answer: Message, engine: str, plan: str) -> Decline | None:
     if verdict == "passed":
         return None
     if verdict == "declined":
-        fix = answer["fix"]
-        return Decline(Code(answer["code"]), reason, Fix(*fix) if fix else None)
+        return Decline.of_row(answer["decline"])
     if verdict == "failed":
         return Decline(Code.RUN, f"plan {plan} of {engine} failed in a child process: {reason}")
     return Decline(
@@ -206,9 +205,7 @@ def ran(region: Region, question: Message, engine: Engine, device: Device) -> Me
         candidate = engine.named(region, question["plan"], device, Policy(**question["policy"]))
         plan = candidate if isinstance(candidate, Decline) else engine.build(candidate, device)
         if isinstance(plan, Decline):
-            fix = plan.fix
-            parts = [fix.target, fix.attribute, fix.before, fix.after] if fix else None
-            return {"verdict": "declined", "code": plan.code.value, "reason": plan.reason, "fix": parts}
+            return {"verdict": "declined", "decline": plan.row}
         if not question["runs"]:
             return {"verdict": "built"}
         if isinstance(plan, HostPlan):

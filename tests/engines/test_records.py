@@ -85,7 +85,7 @@ def test_a_field_of_another_type_is_not_converted(field: str, value: object) -> 
 def test_a_refusal_or_a_remark_that_is_no_text_is_not_converted() -> None:
     records, store, one, _ = kept()
     assert store.content is not None
-    for change in ({"note": 5}, {"refused": {"one": {"code": "dtype", "reason": 5, "fix": None}}}):
+    for change in ({"note": 5}, {"refused": {"one": ["dtype", 5]}}, {"refused": {"one": ["colour", "no plan"]}}):
         entry = {**json.loads(store.content), **change}
         changed = Memory()
         changed.content = json.dumps(entry).encode()
