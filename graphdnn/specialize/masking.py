@@ -101,9 +101,10 @@ def filled(to: Rewriter, x: Value, ends: Iterable[tuple[int, Value]], number: fl
     is_bool = x.type.dtype.kind == "bool"
     for axis, extent in ends:
         (positions,) = to.emit(Iota(size=x.type.shape[axis]), origins=origins)
-        (live,) = to.emit(Pointwise(fn="less"), positions, extent, origins=origins)
         shape = tuple(n if a == axis else 1 for a, n in enumerate(x.type.shape))
-        (live,) = to.emit(Reshape(shape=shape), live, origins=origins)
+        # Before the comparison, so that this and the select join the kernel of whatever reads them.
+        (positions,) = to.emit(Reshape(shape=shape), positions, origins=origins)
+        (live,) = to.emit(Pointwise(fn="less"), positions, extent, origins=origins)
         masked = (Pointwise(fn="logical_and"), live, x) if is_bool else (Select(), live, x, number)
         (x,) = to.emit(*masked, origins=origins)
     return x

@@ -245,3 +245,11 @@ def test_inputs_of_masks_avoid_names_that_are_taken() -> None:
         return g.reduce_sum(g.relu(x, name="jit.extent_0"), axes=0, name="jit.extent_1")
 
     compare(build, {0: 8}, [(5, 3), (6, 3)], 1)
+
+
+def test_a_mask_is_done_by_the_kernel_that_it_is_for() -> None:
+    f = gd.jit(lambda g, x: {"y": g.softmax(x, axis=1)}, target=gd.Target.named("h200"), buckets={"x": {1: 128}})
+    with pytest.raises(gd.GraphDnnError, match="described"):
+        f({"x": np.ones((64, 100), np.float32)})
+    (executable,) = f.executables.values()
+    assert [region.pattern for region in executable.report.regions] == ["less+select+softmax"]
