@@ -82,7 +82,8 @@ def print_attributes(op: Op) -> str:
 
 
 def same(value: object, default: object) -> bool:
-    return type(value) is type(default) and repr(value) == repr(default)
+    """Whether it is written the same: unlike 0.0, -0.0 is no default of 0.0, and True none of 1."""
+    return repr(value) == repr(default)
 
 
 def print_value(value: object) -> str:
@@ -214,8 +215,10 @@ class Parser:
             self.output_strides[name] = type.strides
 
     def update(self) -> None:
-        name = self.name()
+        start, name = self.token, self.name()
         self.mark("=")
+        if name in self.updates:
+            raise GraphError(f"line {start.line}: state {named(name)} is updated twice")
         self.updates[name] = self.value(named(name))
 
     def node(self) -> None:
@@ -241,6 +244,8 @@ class Parser:
         if len(types) != len(names):
             raise GraphError(f"line {start.line}: node {named(name)} has {len(names)} results and {len(types)} types")
         kind, fn = SPELLINGS.get(label, (label, None))
+        if fn is not None and "fn" in attributes:
+            raise GraphError(f"line {start.line}: node {named(name)}: {label} has no attribute 'fn'")
         if fn is not None:
             attributes = {"fn": fn, **attributes}
         op = self.located(start, checked_op, f"node {named(name)}", kind, attributes)
@@ -261,8 +266,10 @@ class Parser:
         found: dict[str, object] = {}
 
         def one() -> None:
-            name = self.word()
+            start, name = self.token, self.word()
             self.mark("=")
+            if name in found:
+                raise GraphError(f"line {start.line}: attribute {named(name)} is given twice")
             found[name] = self.constant_value()
 
         self.mark("{")

@@ -285,6 +285,14 @@ def test_attributes_nested_deeply_are_refused(rng: Rng) -> None:
         gd.Graph.from_json(text)
 
 
+@pytest.mark.parametrize("extra", [0, 1])
+def test_constants_up_to_a_kibibyte_stand_in_the_document(extra: int) -> None:
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.identity(g.constant(np.zeros(1024 + extra, np.uint8), name="c"))})
+    (constant,) = json.loads(graph.to_json())["constants"]
+    assert ("data" in constant) == (extra == 0)
+
+
 LONG = {"text": "long" * 5000, "digits": 10**4000, "entries": list(range(5000)), "key": {"long" * 5000: 1}}
 
 

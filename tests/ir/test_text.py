@@ -127,6 +127,22 @@ def test_scalars_comments_and_free_layout() -> None:
     assert graph.nodes[0].op == OPS["pointwise"](fn="add")
 
 
+def test_what_is_no_default_is_written() -> None:
+    g = gd.GraphBuilder()
+    padded = g.pad(g.input("x", (2,), gd.float32), ((0, 1),), value=-0.0)
+    graph = g.build({"y": padded})
+    assert "{padding=((0, 1),), value=-0.0}" in str(graph)
+    assert outline(gd.parse(str(graph))) == outline(graph)
+
+
+def test_a_result_may_have_another_name_than_its_node() -> None:
+    text = GOOD.replace("%y = relu(", "%r = relu@y(").replace("y = %y", "y = %r")
+    graph = gd.parse(text)
+    assert (graph.nodes[0].name, graph.nodes[0].result.name) == ("y", "r")
+    assert str(graph) == text
+    assert str(gd.Graph.from_json(graph.to_json())) == text
+
+
 def test_spellings_hide_no_kind() -> None:
     assert not set(SPELLINGS) & set(OPS)
     assert all(label == (fn if kind == "pointwise" else f"{kind}_{fn}") for label, (kind, fn) in SPELLINGS.items())
@@ -166,7 +182,13 @@ WRONG = {
     "line 2: found ',' where a word is needed": (" : f32[2x3]\n", " {parameters=(),,} : f32[2x3]\n"),
     "line 3: y: %q is not made before": ("= %y", "= %q"),
     "line 3: output y is declared as f32[3x2:1,3]": ("= %y", "= %y : f32[3x2:1,3]"),
+    "line 3: output y is declared as i32[2x3:3,1], but its value is f32[2x3]": ("= %y", "= %y : i32[2x3:3,1]"),
+    "line 3: output y is declared as f32[2x3], but its value is": ("= %y", "= %y : f32[2x3]"),
     "line 3: output y is returned twice": ("= %y", "= %y return y = %y"),
+    "line 3: state x is updated twice": ("= %y", "= %y update x = %y update x = %y"),
+    "line 1: '٣' is no extent": ("f32[2x3],", "f32[2x٣],"),
+    "line 2: node y: relu has no attribute 'fn'": (") : f32", ') {fn="tanh"} : f32'),
+    "line 2: attribute axes is given twice": ("relu(%x)", "transpose(%x) {axes=(0, 1), axes=(1, 0)}"),
     "line 4: found 'more' where the end": ("}\n", "} more"),
     "line 4: found the end where %, state": ("}\n", ""),
     "line 1: graph g has no outputs": ("return y = %y", ""),
