@@ -85,3 +85,8 @@ def __getattr__(name: str) -> object:
         globals()[name] = value
         return value
     raise AttributeError(f"module graphdnn has no attribute {name}")
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are loaded later among them."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

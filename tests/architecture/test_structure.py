@@ -168,6 +168,14 @@ def test_importing_graphdnn_loads_numpy_only() -> None:
     assert len(ours) - len(beside) <= OWN_MODULES, sorted(ours)
 
 
+def test_completion_finds_the_public_names() -> None:
+    """Before any of them is used, and nothing that the package imports for itself."""
+    code = "import graphdnn; print(*dir(graphdnn)); print(*graphdnn.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    shown, public = (line.split() for line in done.stdout.splitlines())
+    assert [name for name in shown if not name.startswith("__")] == sorted(public)
+
+
 def test_planning_for_a_described_device_loads_no_gpu_library() -> None:
     code = (
         "import sys, graphdnn as gd; g = gd.GraphBuilder(); x = g.input('x', (8, 16), gd.float16);"
