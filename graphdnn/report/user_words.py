@@ -52,12 +52,14 @@ class UserNames:
         """
         if names_nothing(answer):
             return answer
-        if answer.fix is not None and self._is_part(answer.fix.target, region):
+        targets = answer.fix.target.split(" and ") if answer.fix is not None else []
+        if any(self._is_part(name, region) for name in targets):
             answer = replace(answer, code=Code.PATTERN, fix=None)
         fix = answer.fix
         if fix is not None:
-            is_made = fix.target in self._made_constants
-            fix = None if is_made else replace(fix, target=self._names.get(fix.target, fix.target))
+            known = dict.fromkeys(self._names.get(name, name) for name in targets)
+            is_made = not self._made_constants.isdisjoint(targets)
+            fix = None if is_made else replace(fix, target=" and ".join(known))
         return replace(answer, reason=renamed(answer.reason, self._names), fix=fix)
 
     @cached_property

@@ -21,7 +21,7 @@ from graphdnn.ir.types import DType
 from graphdnn.passes.pipeline import OPTIONAL_PASSES
 from graphdnn.report.account import account
 from graphdnn.report.explain import explain
-from graphdnn.report.model import CompileReport, Verdict
+from graphdnn.report.model import CandidateReport, CompileReport, Verdict
 from tests.ir.samples import SAMPLES, Sample
 from tests.passes.random_graphs import random_graph
 from tests.planned import H200, h200_report
@@ -346,3 +346,20 @@ def test_a_report_of_other_types_is_refused(found: str, wrong: str) -> None:
     assert CompileReport.model_validate_json(text)
     with pytest.raises(ValueError, match="validation error"):
         CompileReport.model_validate_json(text.replace(found, wrong))
+
+
+def test_a_fix_of_the_type_names_every_node_that_reads_what_is_too_wide() -> None:
+    """A float64 product with a float64 bias: with the product alone in float16 the bias would still be float64."""
+
+    def asked(product: DType, bias: DType) -> CandidateReport:
+        g = gd.GraphBuilder("wide")
+        x, w = (g.cast(g.input(n, (64, 64), gd.float64), product, name=f"{n}c") for n in ("x", "w"))
+        b = g.cast(g.input("b", (64,), gd.float64), bias, name="bc")
+        report = h200_report(g.build({"y": g.bias(g.matmul(x, w, name="product"), b, axis=-1, name="added")}))
+        return next(c for c in report.candidates if c.engine == "cudnn" and c.nodes == ("product", "added"))
+
+    fix = asked(gd.float64, gd.float64).fix
+    assert fix is not None
+    assert fix.sentence == "change dtype of product and added from float64 to float16"
+    assert asked(gd.float16, gd.float64).verdict == "declined"
+    assert asked(gd.float16, gd.float16).verdict in ("chosen", "slower")

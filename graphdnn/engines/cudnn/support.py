@@ -108,8 +108,8 @@ def element_types(question: Question) -> Decline | None:
         if not first.type.dtype.is_float:
             return Decline(Code.OP, reason)  # a condition or an index means something else as a float
         read = [v for v in wrong if v in region.inputs]  # what is computed of them follows
-        whole = (*question.anatomy.anchors, *region.nodes)[0]
-        changed = whole.name if len(read) > 1 else first.name
+        readers = [n.name for n in region.nodes if any(v in read for v in n.operands)]
+        changed = " and ".join(readers) if len(read) > 1 else first.name
         return Decline(Code.DTYPE, reason, Fix(changed, "dtype", first.type.dtype.name, "float16"))
     for node in region.nodes:
         if isinstance(node.op, Cast) and not (node.operands[0].type.dtype.is_float and node.op.target.is_float):
