@@ -22,6 +22,9 @@ MOVES: tuple[type[Op], ...] = (Cast, Select)
 """Pointwise, and yet no arithmetic: what they give is one of their operands, rounded perhaps."""
 
 
+TF32 = "tf32"
+"""The words for products of float32 operands that are rounded to TF32; all other words follow from the types."""
+
 CACHE_SIZE = 256
 """Combinations of operand and result types that are cached: the nodes of a graph have the same few."""
 

@@ -14,6 +14,7 @@ from math import prod, sqrt
 
 import numpy as np
 
+from graphdnn.engines.arithmetic import TF32
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.definition import definition, entries, seconds
 from graphdnn.ir.evaluate import is_float, widened
@@ -138,10 +139,11 @@ class Finding:
 
     `implementation` names the code that computed them: the engine, and of a library the number of its own engine or
     algorithm.  Two plans that differ in knobs alone share it, so that their agreement proves nothing.
+    `rounds_to_tf32` says that its float32 products read TF32.
     """
 
     implementation: str
-    precision: str
+    rounds_to_tf32: bool
     outputs: tuple[Array, ...]
 
 
@@ -173,9 +175,9 @@ class Checker:
         return self._least_s <= PART_S
 
     def finding(self, implementation: str, precision: str, outputs: Sequence[Array]) -> Finding:
-        """What is kept of a plan's outputs."""
+        """What is kept of the outputs of a plan of that precision, in the words of `Candidate`."""
         picked = (widened(a if p is None else at(a, p)) for a, p in zip(outputs, self._places, strict=True))
-        return Finding(implementation, precision, tuple(np.array(a) for a in picked))
+        return Finding(implementation, precision == TF32, tuple(np.array(a) for a in picked))
 
     def judge(self, findings: Sequence[Finding]) -> list[str]:
         """What is wrong with each finding, in words; empty for one that is right."""
@@ -227,12 +229,12 @@ class Checker:
 
     def _differs(self, finding: Finding, other: Finding) -> str:
         """What is wrong with a result if the other is right as far as its own arithmetic can be: both may be off."""
-        both = replace(finding, precision=f"{finding.precision}, {other.precision}")
+        both = replace(finding, rounds_to_tf32=finding.rounds_to_tf32 or other.rounds_to_tf32)
         return self._off(both, other.outputs, 2 * SLACK)
 
     def _off(self, finding: Finding, wanted: Sequence[Array], slack: float) -> str:
         """What is wrong with a result where `wanted` is right."""
-        narrow = narrowest(self._region, finding.precision, self._policy)
+        narrow = narrowest(self._region, finding.rounds_to_tf32, self._policy)
         share = SHARP_SHARE if is_sharp(self._region) else 0.0
         for value, found, right, scale in zip(self._region.outputs, finding.outputs, wanted, self._scales, strict=True):
             reason = difference(found, right, value.type, slack * TOLERANCE[narrow], scale, share)
@@ -291,11 +293,11 @@ def at(array: Array, places: tuple[Array, ...]) -> Array:
     return flat[offsets]
 
 
-def narrowest(region: Region, precision: str, policy: Policy) -> str:
-    """Row of TOLERANCE for a plan of that precision."""
+def narrowest(region: Region, rounds_to_tf32: bool, policy: Policy) -> str:
+    """Row of TOLERANCE for a plan whose float32 products read TF32 or not."""
     values = [*region.inputs, *(v for n in region.nodes for v in n.results)]
     names = {v.type.dtype.name for v in values if v.type.dtype.is_float} | {"float64"}
-    if "tf32" in precision or (policy.precision == "reduced" and "float32" in names):
+    if rounds_to_tf32 or (policy.precision == "reduced" and "float32" in names):
         names.add("tf32")
     if policy.precision == "reduced" and names & {"float16", "bfloat16"}:
         names.add("bfloat16")

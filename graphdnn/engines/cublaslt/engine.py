@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.answers import remembered
+from graphdnn.engines.arithmetic import TF32
 from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cublaslt.estimate import estimate
 from graphdnn.engines.cublaslt.kept import read_algorithms, spell_algorithms
@@ -64,7 +65,7 @@ class CublasLtEngine:
         if isinstance(problem, Decline):
             return problem
         words = precision_words(problem, policy)
-        unit = "tf32" if words == "tf32" else problem.a.dtype.name
+        unit = "tf32" if words == TF32 else problem.a.dtype.name
         best = estimate(problem, region, target, unit, workspace_limit(policy))
         free = estimate(problem, region, target, unit, workspace_limit(unbounded(policy)))
         ruled_out = ""

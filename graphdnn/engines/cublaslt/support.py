@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from graphdnn.answer import Code, Decline, Fix, missing
+from graphdnn.engines.arithmetic import TF32
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.cublaslt.problem import Problem
 from graphdnn.ir.graph import Value
@@ -75,7 +76,7 @@ def compute_type(problem: Problem, policy: Policy) -> str:
 
 
 def precision_words(problem: Problem, policy: Policy) -> str:
-    return "tf32" if "TF32" in compute_type(problem, policy) else arithmetic_of(problem).words
+    return TF32 if "TF32" in compute_type(problem, policy) else arithmetic_of(problem).words
 
 
 def workspace_limit(policy: Policy) -> int:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.answers import remembered
+from graphdnn.engines.arithmetic import TF32
 from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.errors import attempt, library
@@ -275,7 +276,7 @@ def candidate(region: Region, proposal: Proposal, kind: str, words: str, target:
         region=region,
         name=str(proposal.name),
         workspace_bytes=proposal.workspace,
-        precision=float32_precision(kind, number) if words == "tf32" else words,
+        precision=float32_precision(kind, number) if words == TF32 else words,
         deterministic=proposal.deterministic and is_steady(kind, number),
         notes=proposal.notes if known else (*proposal.notes, "no committed run of this engine stands behind it here"),
         is_known=known,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+from graphdnn.engines.arithmetic import TF32
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy, row_length
 from graphdnn.engines.cudnn.limits import convolution_class, ieee_float32, lies_channels_last
@@ -344,7 +345,7 @@ def precision_of(anatomy: Anatomy, policy: Policy) -> str:
     dtype = first.operands[0].type.dtype.name
     if dtype != "float32":
         return f"{dtype} in, float32 accumulate" if anatomy.anchors else "float32"
-    return "tf32" if policy.precision != "ieee" and anatomy.has(*CONVOLUTIONS, MatMul) else "float32"
+    return TF32 if policy.precision != "ieee" and anatomy.has(*CONVOLUTIONS, MatMul) else "float32"
 
 
 def engine_class(anatomy: Anatomy) -> str:

@@ -6,6 +6,7 @@ an H200 (sm_90) with cuDNN 9.19; tests/gpu/test_precision.py and test_determinis
 
 from __future__ import annotations
 
+from graphdnn.engines.arithmetic import TF32
 from graphdnn.target import Target
 
 VERSIONS: tuple[tuple[int, int], ...] = ((9, 19), (9, 20))
@@ -80,4 +81,4 @@ def is_steady(kind: str, engine: int) -> bool:
 
 def float32_precision(kind: str, engine: int) -> str:
     """What a float32 convolution or matrix product of this engine really computes in."""
-    return "float32" if engine in IEEE.get(kind, frozenset()) else "tf32"
+    return "float32" if engine in IEEE.get(kind, frozenset()) else TF32
