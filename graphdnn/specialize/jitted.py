@@ -55,8 +55,9 @@ class TuningWarning(UserWarning):
 
 @dataclass(frozen=True)
 class JitStats:
-    """What a jitted function has done: builds that calls waited for and their seconds, calls that found theirs, builds
-    dropped to keep the bound, tuned builds swapped in, and tuned builds that failed."""
+    """What a jitted function has done: builds that calls waited for and their seconds, calls that found one (and had
+    it made anew where its masks would not do, which is a build too), builds dropped to keep the
+    bound, tuned builds swapped in, and tuned builds that failed."""
 
     builds: int
     hits: int
