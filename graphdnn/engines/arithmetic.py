@@ -18,6 +18,18 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType
 
 COMPUTES: tuple[type[Op], ...] = (Elementwise, Conv, ConvTranspose, MatMul, Norm, Softmax, Reduce, Pool, Attention)
+CHANNELS_AT_ONCE = 8
+"""Channels of half precision that kernels for the matrix units load at once, 16 bytes."""
+
+
+def has_few_channels(node: Node) -> bool:
+    """Whether this is a 2-D convolution of halves on fewer channels than that, as the first of a network is."""
+    if not isinstance(node.op, Conv) or node.op.groups > 1:
+        return False
+    x = node.operands[0].type
+    return x.rank == 4 and x.dtype.is_float and x.dtype.bits == 16 and x.shape[1] < CHANNELS_AT_ONCE
+
+
 MOVES: tuple[type[Op], ...] = (Cast, Select)
 """Pointwise, and yet no arithmetic: what they give is one of their operands, rounded perhaps."""
 

@@ -27,13 +27,6 @@ MULTIPLES = (4, 8)
 MOST_CHANNELS = 32
 """Images of as many channels or more are left alone: a copy of them costs more than a few zeros gain."""
 
-TURNED = 1.05
-"""Factor by which padding to a multiple of 4 may be estimated dearer than no padding and still be done.
-
-Only where the image is copied in any case, to turn it channels-last for these convolutions alone: with three channels
-kernels load one number at a time, which the roofline behind the estimates does not know.
-"""
-
 
 @dataclass(frozen=True)
 class Padded:
@@ -98,8 +91,7 @@ def cheapest(image: Value, graph: Graph, layouts: Mapping[Value, TensorType], as
     }
     best = min(after, key=after.__getitem__)
     turns = not lies.is_channels_last
-    margin = TURNED if turns and not is_shared and best % max(MULTIPLES) else 1.0
-    if not isfinite(after[best]) or after[best] >= before * margin:
+    if not isfinite(after[best]) or after[best] >= before:
         return None
     return Padded(image, user_name(image, graph), convolutions, best, before, after[best], turns)
 

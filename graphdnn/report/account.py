@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from graphdnn.answer import Code, Decline
+from graphdnn.engines.arithmetic import has_few_channels
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Support
 from graphdnn.engines.trial import Tried
@@ -242,13 +243,15 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
 def is_preferred(
     answer: Support, engine: str, region: Region, candidates: list[tuple[Region, CandidateReport]]
 ) -> bool:
-    """Whether a plain kernel was chosen for its price, not for want of another: in float32, where libraries have no
-    matrix units either, and another engine takes the region's anchor, alone or with other work.
+    """Whether a plain kernel was chosen for its price, not for want of another: another engine takes the region's
+    anchor, alone or with other work, and does so without the matrix units' best kernels too, in float32 or on few
+    channels.
 
-    Of other types a plain kernel that is the cheapest says that a price is wrong.
+    Of others a plain kernel that is the cheapest says that a price is wrong.
     """
     anchor = anchor_of(region)
-    return answer.precision == "float32" and any(
+    is_rival = answer.precision == "float32" or has_few_channels(anchor)
+    return is_rival and any(
         entry.code is None and entry.engine != engine and anchor in asked.nodes for asked, entry in candidates
     )
 

@@ -117,15 +117,10 @@ def test_a_conversion_that_is_needed_anyway_counts() -> None:
     assert pads(pad_channels(first(), paying({3: 11.5, 4: 10.0}, copy=50.0)).graph) == [(3, 4)]
 
 
-@pytest.mark.parametrize(("four", "found"), [(104.0, [(3, 4)]), (107.0, [])])
-def test_fours_win_about_equal_prices_where_the_image_is_turned_anyway(four: float, found: list) -> None:
-    ask = paying({3: 100.0, 4: four, 8: 200.0}, copy=1.0)
-    assert pads(pad_channels(first(), ask).graph) == found
-    assert pads(pad_channels(first(strides=channels_last((2, 3, 9, 7))), ask).graph) == []
-
-
-def test_eights_win_no_equal_prices() -> None:
-    assert pads(pad_channels(first(), paying({3: 100.0, 4: 200.0, 8: 100.0}, copy=1.0)).graph) == []
+@pytest.mark.parametrize("wide", [4, 8])
+def test_equal_prices_pad_nothing(wide: int) -> None:
+    prices = {3: 100.0, 4: 200.0, 8: 200.0} | {wide: 100.0}
+    assert pads(pad_channels(first(), paying(prices, copy=1.0)).graph) == []
 
 
 def test_a_conversion_that_others_need_too_is_not_saved() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from graphdnn.engines.arithmetic import TF32
+from graphdnn.engines.arithmetic import CHANNELS_AT_ONCE, TF32, has_few_channels
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy, row_length
 from graphdnn.engines.cudnn.limits import convolution_class, ieee_float32, lies_channels_last
@@ -47,6 +47,23 @@ UNALIGNED: tuple[tuple[int, float], ...] = ((8, 1.0), (4, 0.36), (1, 0.2))
 CHANNEL_BLOCK = 32
 """Input channels in eights are multiplied in whole blocks of so many at each tap: 7x7 on 8 channels took 174 us, on 4,
 where kernels for few channels take over, 67 us."""
+
+ONE_BLOCK = 0.55
+"""Share of the rate on 8 channels, a quarter of such a block: 11 fused first convolutions took 1.1 to 2.3 times as long
+as without it, 1.8 in the middle."""
+
+FEW_COLUMNS = 64
+FEW_RATE, FEW_FIRST_RATE = 2e13, 1e13
+FEW_US = 10.0
+"""Convolutions of fewer than 8 channels: columns that are computed at least, operations per second of the best plan and
+of the one that heuristics put first, and what either takes besides.  Measured were 20 shapes on 3 and 4 channels of 1
+to 32 images: the best plan is met within 1.2 in the middle, the first takes up to nine times as long as the best."""
+
+STEM_EXTENT = 224
+STEMS: dict[tuple[int, ...], float] = {(3, 3, 3): 15.0, (3, 7, 7): 23.0, (4, 7, 7): 16.5}
+"""Extent of images from which strided convolutions of these channels and kernels have an engine of their own, and what
+it takes besides the bytes, until its arithmetic takes longer.  On 1, 8 and 32 images 3x3 to 16 took 19.8, 23.0 and 36.3
+us, 7x7 to 64 took 27.1, 31.2 and 82.0, on 4 channels 21.0, 22.2 and 61.5."""
 
 DEPTHWISE_RATE = 6e11
 DEPTHWISE_STRIDED_RATE = 3e11
@@ -163,12 +180,14 @@ def matrix_rate(node: Node, target: Target, policy: Policy) -> float:
 
 def convolution_us(node: Node, target: Target, policy: Policy) -> float:
     """Arithmetic of a convolution; narrow groups at the measured rate of the kernels that cuDNN has for them."""
-    op, x = node.op, node.operands[0].type.shape
+    op, x_type = node.op, node.operands[0].type
     assert isinstance(op, Conv | ConvTranspose)
-    channels = x[1] // op.groups
+    channels = x_type.shape[1] // op.groups
     if is_narrow(node):
         return 1e6 * node.flops / (DEPTHWISE_RATE if max(op.stride) == 1 else DEPTHWISE_STRIDED_RATE)
     share = 1.0 if ieee_float32(node, policy) else next(s for n, s in UNALIGNED if channels % n == 0)
+    if channels == CHANNELS_AT_ONCE and x_type.dtype.bits == 16:
+        share *= ONE_BLOCK
     return tiled_us(in_blocks(node), target, matrix_rate(node, target, policy) * share)
 
 
@@ -303,6 +322,8 @@ def convolution_work(node: Node, anatomy: Anatomy, target: Target, policy: Polic
     else:
         converting, notes = ieee_conversion(node, target) if is_ieee else conversion(anatomy, target)
         work = Work(convolution_us(node, target, policy), converting, notes=notes)
+    if has_few_channels(node):
+        return few_channels(work, node, anatomy, target)
     if not is_narrow(node):
         return work
     notes = (*work.notes, "cuDNN's fused kernels for narrow groups are 8 to 16 times slower than others")
@@ -310,6 +331,22 @@ def convolution_work(node: Node, anatomy: Anatomy, target: Target, policy: Polic
         return replace(work, notes=notes)
     best = 1e6 * node.flops / BARE_DEPTHWISE_RATE
     return replace(work, arithmetic_us=best, first_us=work.arithmetic_us, notes=notes)
+
+
+def few_channels(work: Work, node: Node, anatomy: Anatomy, target: Target) -> Work:
+    """A convolution of halves on fewer than 8 channels."""
+    assert isinstance(node.op, Conv)
+    (_, channels, *extents), kernel = node.operands[0].type.shape, node.operands[1].type.shape[2:]
+    stem_us = STEMS.get((channels, *kernel))
+    if stem_us is not None and node.op.stride == (2, 2) and min(extents) >= STEM_EXTENT:
+        region = anatomy.region
+        memory = 1e6 * (region.read_bytes + region.written_bytes) / (target.bandwidth * memory_pace(anatomy)[0])
+        return replace(work, arithmetic_us=max(work.arithmetic_us, stem_us + memory))
+    product = product_of(node)
+    count = 2 * product.m * max(product.n, FEW_COLUMNS) * product.k
+    best, first = (FEW_US + 1e6 * count / rate for rate in (FEW_RATE, FEW_FIRST_RATE))
+    note = "cuDNN's plans for fewer than 8 channels differ tenfold, and the one that heuristics put first may be slow"
+    return replace(work, arithmetic_us=best, first_us=first, notes=(*work.notes, note))
 
 
 def conversion(anatomy: Anatomy, target: Target) -> tuple[float, tuple[str, ...]]:

@@ -75,6 +75,10 @@ MATRIX_STEP_US, MATRIX_FETCH_US = 0.3, 0.031
 """Least time from one step along k to the next, and for each k of it: the elements of the next step come from memory
 meanwhile.  Measured where each core has one block: 99.8 us for 72 steps of 32, a 3x3 convolution of 256 channels."""
 
+MATRIX_WAVE_US = 2.0
+"""What each further wave of blocks takes besides its steps, to begin and to store: 1.6 to 2.2 us in convolutions of 3
+channels and 32 images, which have one step or two."""
+
 STEP_US = 0.8
 """The same outside the matrix units, for 16 and for 32 elements alike: 0.75 to 0.83 in seven float32 convolutions."""
 
@@ -138,7 +142,8 @@ def product_us(product: Product, tiling: Tiling, target: Target, fetching: Fetch
     blocks = product.blocks(tiling)
     together = min(RESIDENT, -(-blocks // target.sm_count))
     waves = -(-blocks // (target.sm_count * together))
-    return waves * -(-product.k // k) * max(1e6 * together * step * target.sm_count, least)
+    between = MATRIX_WAVE_US * (waves - 1) if tiling.matrix else 0.0
+    return between + waves * -(-product.k // k) * max(1e6 * together * step * target.sm_count, least)
 
 
 def tiled_us(region: Region, product: Product, tiling: Tiling, target: Target, fetching: Fetching) -> float:

@@ -164,8 +164,21 @@ CONVOLUTIONS: tuple[tuple[Ints, int, int, int], ...] = (
 """Shape, filters, kernel, stride."""
 
 
-@pytest.mark.parametrize("dtype", [gd.float16, gd.float32], ids=str)
-@pytest.mark.parametrize(("shape", "filters", "kernel", "stride"), CONVOLUTIONS)
+def is_first_of_few_images(shape: Ints, dtype: gd.DType) -> bool:
+    """Halves of few channels, where the library was measured to be slower (FIRST below)."""
+    return dtype is gd.float16 and shape[0] < 8 and shape[1] < 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "kernel", "stride", "dtype"),
+    [
+        (*c, dtype)
+        for c in CONVOLUTIONS
+        for dtype in (gd.float16, gd.float32)
+        if not is_first_of_few_images(c[0], dtype)
+    ],
+    ids=str,
+)
 def test_no_last_resort_kernel_is_priced_below_the_library(
     shape: Ints, filters: int, kernel: int, stride: int, dtype: gd.DType
 ) -> None:
@@ -173,6 +186,55 @@ def test_no_last_resort_kernel_is_priced_below_the_library(
     for finish in (lambda g, y: y, lambda g, y: g.relu(residual(g, bias(g, y)))):
         region = convolution(shape, filters, (kernel, kernel), dtype, padding=kernel // 2, stride=stride, finish=finish)
         assert price(region, precision="tf32") < price(region, NvrtcEngine(), "tf32")
+
+
+FIRST: tuple[tuple[Ints, int, int, int, int, float, float, float], ...] = (
+    ((1, 3, 224, 224), 16, 3, 2, 1, 19.8, 12.8, 7.4), ((8, 3, 224, 224), 16, 3, 2, 1, 23.0, 23.0, 21.7),
+    ((32, 3, 224, 224), 16, 3, 2, 1, 36.3, 36.3, 78.7), ((1, 3, 224, 224), 64, 7, 2, 3, 27.1, 25.7, 14.3),
+    ((8, 3, 224, 224), 64, 7, 2, 3, 31.2, 31.2, 83.6), ((32, 3, 224, 224), 64, 7, 2, 3, 82.0, 82.0, 327.0),
+    ((8, 4, 224, 224), 64, 7, 2, 3, 22.2, 22.2, 64.5), ((32, 4, 224, 224), 64, 7, 2, 3, 61.5, 61.5, 246.8),
+    ((1, 3, 224, 224), 64, 3, 1, 1, 31.1, 19.1, 12.4), ((32, 3, 224, 224), 64, 3, 1, 1, 461.0, 282.0, 316.5),
+    ((8, 4, 224, 224), 64, 3, 1, 1, 280.1, 83.0, 103.1), ((32, 8, 224, 224), 64, 3, 1, 1, 256.7, 256.7, 453.6),
+    ((8, 3, 224, 224), 96, 4, 4, 0, 27.8, 25.3, 14.2), ((32, 3, 224, 224), 96, 4, 4, 0, 70.5, 70.5, 41.2),
+    ((32, 3, 128, 128), 64, 3, 1, 1, 166.8, 105.3, 98.9), ((32, 8, 128, 128), 64, 3, 1, 1, 90.0, 90.0, 148.2),
+    ((32, 3, 112, 112), 32, 3, 2, 1, 140.1, 26.3, 21.9), ((8, 3, 224, 224), 32, 5, 2, 2, 244.7, 44.0, 54.2),
+    ((32, 3, 64, 64), 16, 3, 1, 1, 30.4, 30.4, 25.8), ((1, 3, 32, 32), 32, 3, 1, 1, 12.9, 9.7, 2.6),
+)  # fmt: skip
+"""First convolutions with bias and ReLU on an H200: shape, filters, kernel, stride, padding; microseconds of the first
+and of the best plan of cuDNN, and of the generated kernel."""
+
+
+def first_convolution(shape: Ints, filters: int, kernel: int, stride: int, padding: int) -> Region:
+    return convolution(
+        shape, filters, (kernel, kernel), padding=padding, stride=stride, finish=lambda g, y: g.relu(bias(g, y))
+    )
+
+
+def untimed(region: Region) -> float:
+    """What the plan that heuristics put first is expected to take."""
+    answer = CudnnEngine().supports(region, H200, Policy())
+    assert isinstance(answer, Support), str(answer)
+    return answer.untimed_us or answer.estimated_us
+
+
+def test_first_convolutions_are_priced_as_measured() -> None:
+    regions = [first_convolution(*row[:5]) for row in FIRST]
+    best = [abs(log2(price(r) / row[6])) for r, row in zip(regions, FIRST, strict=True)]
+    first = [abs(log2(untimed(r) / row[5])) for r, row in zip(regions, FIRST, strict=True)]
+    generated = [abs(log2(price(r, NvrtcEngine()) / row[7])) for r, row in zip(regions, FIRST, strict=True)]
+    assert median(best) < 0.35
+    assert median(first) < 0.5
+    assert median(generated) < 0.4
+    assert max(best) < 1
+
+
+@pytest.mark.parametrize("row", FIRST, ids=lambda row: "x".join(map(str, (*row[0], *row[1:4]))))
+def test_the_choice_in_a_first_convolution_costs_little(
+    row: tuple[Ints, int, int, int, int, float, float, float],
+) -> None:
+    region = first_convolution(*row[:5])
+    chosen = row[5] if untimed(region) < price(region, NvrtcEngine()) else row[7]
+    assert chosen <= 1.25 * min(row[5], row[7])
 
 
 @pytest.mark.parametrize("rows", [1, 7, 33, 129, 300, 4096])
