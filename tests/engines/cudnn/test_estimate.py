@@ -188,7 +188,8 @@ def test_no_last_resort_kernel_is_priced_below_the_library(
         assert price(region, precision="tf32") < price(region, NvrtcEngine(), "tf32")
 
 
-FIRST: tuple[tuple[Ints, int, int, int, int, float, float, float], ...] = (
+Row = tuple[Ints, int, int, int, int, float, float, float]
+FIRST: tuple[Row, ...] = (
     ((1, 3, 224, 224), 16, 3, 2, 1, 19.8, 12.8, 7.4), ((8, 3, 224, 224), 16, 3, 2, 1, 23.0, 23.0, 21.7),
     ((32, 3, 224, 224), 16, 3, 2, 1, 36.3, 36.3, 78.7), ((1, 3, 224, 224), 64, 7, 2, 3, 27.1, 25.7, 14.3),
     ((8, 3, 224, 224), 64, 7, 2, 3, 31.2, 31.2, 83.6), ((32, 3, 224, 224), 64, 7, 2, 3, 82.0, 82.0, 327.0),
@@ -229,9 +230,7 @@ def test_first_convolutions_are_priced_as_measured() -> None:
 
 
 @pytest.mark.parametrize("row", FIRST, ids=lambda row: "x".join(map(str, (*row[0], *row[1:4]))))
-def test_the_choice_in_a_first_convolution_costs_little(
-    row: tuple[Ints, int, int, int, int, float, float, float],
-) -> None:
+def test_the_choice_in_a_first_convolution_costs_little(row: Row) -> None:
     region = first_convolution(*row[:5])
     chosen = row[5] if untimed(region) < price(region, NvrtcEngine()) else row[7]
     assert chosen <= 1.25 * min(row[5], row[7])
