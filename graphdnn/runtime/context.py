@@ -20,7 +20,7 @@ from graphdnn.runtime.glance import Glance
 from graphdnn.runtime.loaded import LoadedGraph, laid_out
 from graphdnn.runtime.pool import OutputPool
 from graphdnn.runtime.reading import Source, read_checked, read_inputs
-from graphdnn.runtime.schedule import Place
+from graphdnn.runtime.schedule import MemoryPlace
 from graphdnn.runtime.transfer import Command, InputStaging, OutputStaging, reads_in_place
 
 GRAPHS_KEPT = 16
@@ -189,7 +189,7 @@ class DeviceContext:
             "arena": {"": self._arena.handle},
         }
 
-        def address(place: Place) -> int:
+        def address(place: MemoryPlace) -> int:
             return spaces[place.space][place.name] + place.offset
 
         commands: list[Command] = []

@@ -48,7 +48,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryPlace:
     """Where a value's first element lies: `offset` bytes into an input, constant, state, output, or into the arena."""
 
     space: Space
@@ -60,8 +60,8 @@ class Place:
 class Copy:
     """A copy at the end of a run, between places of one type; dense ones are plain copies of `type.nbytes`."""
 
-    source: Place
-    target: Place
+    source: MemoryPlace
+    target: MemoryPlace
     type: TensorType
 
 
@@ -76,7 +76,7 @@ class Schedule:
 
     graph: Graph
     steps: tuple[Step, ...]
-    places: Mapping[Value, Place]
+    places: Mapping[Value, MemoryPlace]
     workspaces: tuple[int, ...]
     copies: tuple[Copy, ...]
     arena_bytes: int
@@ -110,9 +110,9 @@ class _Planner:
                 if self.maker.setdefault(value, number) != number:
                     raise CompileError(f"graph {graph.name}: {value} is computed by two regions")
         self.sources = {
-            **{v: Place("input", n) for n, v in graph.inputs.items()},
-            **{v: Place("constant", n) for n, v in graph.constants.items()},
-            **{v: Place("state", n) for n, v in graph.states.items()},
+            **{v: MemoryPlace("input", n) for n, v in graph.inputs.items()},
+            **{v: MemoryPlace("constant", n) for n, v in graph.constants.items()},
+            **{v: MemoryPlace("state", n) for n, v in graph.states.items()},
         }
         self.roots: dict[Value, tuple[Value, int]] = {}
         self.readers: dict[Value, set[int]] = {}
@@ -123,7 +123,7 @@ class _Planner:
             {self.maker[r] for r in (self.root(v)[0] for v in s.region.inputs) if r in self.maker} - {n}
             for n, s in enumerate(steps)
         ]
-        self.claimed: dict[Value, Place] = {}
+        self.claimed: dict[Value, MemoryPlace] = {}
         self.at_end: set[Value] = set()
         self.copies: tuple[Copy, ...] = ()
 
@@ -172,7 +172,7 @@ class _Planner:
         if any(self._reaches(step, other) for other in others) or not self._may_overwrite(step, state, root):
             return
         self.before[step] |= others
-        self.claimed[root] = Place("state", name)
+        self.claimed[root] = MemoryPlace("state", name)
 
     def _may_overwrite(self, number: int, old: Value, new: Value) -> bool:
         """Whether a step that reads `old` may write `new` over it."""
@@ -199,32 +199,32 @@ class _Planner:
         declared = self.graph.output_type(name)
         whole = not offset and root.type.nbytes == declared.nbytes and root.type.is_dense and declared.is_dense
         if root in self.maker and root not in self.claimed and (whole or root is value):
-            self.claimed[root] = Place("output", name)
+            self.claimed[root] = MemoryPlace("output", name)
 
     def _copies(self) -> tuple[Copy, ...]:
         """What is still to be copied when all steps have run.  Whatever reads a state's old value goes first."""
         early: list[Copy] = []
         late: list[Copy] = []
         for name, value in self.graph.outputs.items():
-            target = Place("output", name)
+            target = MemoryPlace("output", name)
             if self.claimed.get(self.root(value)[0]) != target:
                 early.append(Copy(self._end_place(value), target, value.type))
         for name, value in self.graph.updates.items():
-            target, source = Place("state", name), self._end_place(value)
+            target, source = MemoryPlace("state", name), self._end_place(value)
             if source == target:
                 continue
             if source.space == "state":
-                parked = Place("arena", f"next {name}")
+                parked = MemoryPlace("arena", f"next {name}")
                 early.append(Copy(source, parked, value.type))
                 source = parked
             late.append(Copy(source, target, value.type))
         return (*early, *late)
 
-    def _end_place(self, value: Value) -> Place:
+    def _end_place(self, value: Value) -> MemoryPlace:
         root, offset = self.root(value)
         self.at_end.add(root)
-        base = self.claimed.get(root) or self.sources.get(root) or Place("arena", root.name)
-        return Place(base.space, base.name, offset * value.type.dtype.itemsize)
+        base = self.claimed.get(root) or self.sources.get(root) or MemoryPlace("arena", root.name)
+        return MemoryPlace(base.space, base.name, offset * value.type.dtype.itemsize)
 
     def _order(self) -> list[int]:
         """A topological order: the cheaper, by bytes in use at once, of the graph's own order and a greedy one."""
@@ -324,20 +324,20 @@ class _Planner:
         lives, buffers = self._lifetimes(order)
         packing = pack(list(lives.values()))
         offsets = dict(zip(lives, packing.offsets, strict=True))
-        places: dict[Value, Place] = {}
+        places: dict[Value, MemoryPlace] = {}
         for step in self.steps:
             for value in (*step.region.inputs, *step.region.outputs):
                 root, elements = self.root(value)
                 base = self.claimed.get(root) or self.sources.get(root)
-                base = base or Place("arena", "", offsets[buffers[root]])
-                places[value] = Place(base.space, base.name, base.offset + elements * value.type.dtype.itemsize)
+                base = base or MemoryPlace("arena", "", offsets[buffers[root]])
+                places[value] = MemoryPlace(base.space, base.name, base.offset + elements * value.type.dtype.itemsize)
 
         names = {root.name: name for root, name in buffers.items()}
 
-        def settled(place: Place) -> Place:
+        def settled(place: MemoryPlace) -> MemoryPlace:
             if place.space != "arena":
                 return place
-            return Place("arena", "", offsets[names.get(place.name, place.name)] + place.offset)
+            return MemoryPlace("arena", "", offsets[names.get(place.name, place.name)] + place.offset)
 
         copies = tuple(Copy(settled(c.source), settled(c.target), c.type) for c in self.copies)
         steps = tuple(self.steps[n] for n in order)

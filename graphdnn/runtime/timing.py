@@ -26,7 +26,7 @@ from graphdnn.runtime.arrays import empty, in_memory_order
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.device import CudaDevice, HostDevice
 from graphdnn.runtime.program import Program
-from graphdnn.runtime.schedule import Place, Schedule
+from graphdnn.runtime.schedule import MemoryPlace, Schedule
 
 RUNS = 8
 """Runs in one captured graph at least, so that the gap between launches does not count."""
@@ -274,7 +274,7 @@ class ScheduleRun:
             self._device.write(memory.handle, array.ctypes.data, array.nbytes)
         return memory
 
-    def _address(self, place: Place) -> int:
+    def _address(self, place: MemoryPlace) -> int:
         return int(self._spaces[place.space][place.name].handle) + place.offset
 
     def measure(self) -> float:

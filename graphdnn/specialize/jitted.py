@@ -23,7 +23,7 @@ from graphdnn.specialize.buckets import Buckets, checked_buckets, is_whole
 from graphdnn.specialize.masking import Masking
 from graphdnn.specialize.padding import Padding
 from graphdnn.specialize.parameters import Function
-from graphdnn.specialize.routes import Build, Lengths, Place, Route, checked_lengths
+from graphdnn.specialize.routes import Build, Lengths, PaddingTarget, Route, checked_lengths
 from graphdnn.specialize.signature import Signature, form_of, spelled
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
@@ -350,7 +350,7 @@ class Jitted:
         build = self._built(longer, partial(self._first, *shapes))
         while not self._padding.serves(build, *shapes):
             build = self._rebuilt(longer, build, partial(self._padded, build.masking, build.traced, *shapes))
-        route = Route(build, exact, self._padding.lengths, Place(self._target, self._options.cache_dir))
+        route = Route(build, exact, self._padding.lengths, PaddingTarget(self._target, self._options.cache_dir))
         self._routes.put(signature, (longer, route))
         return build, route
 

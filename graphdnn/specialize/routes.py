@@ -86,7 +86,7 @@ def limits_of(exact: Graph, lengths: Lengths) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Place:
+class PaddingTarget:
     """Where padding is compiled for: a target, and the directory of the disk cache."""
 
     target: str | Target
@@ -99,11 +99,11 @@ class Place:
 class Route:
     """From the exact shapes of one signature to one build, as long as that is kept."""
 
-    def __init__(self, build: Build, exact: Graph, lengths: Lengths, place: Place) -> None:
+    def __init__(self, build: Build, exact: Graph, lengths: Lengths, target: PaddingTarget) -> None:
         """`exact` is the function's graph of the exact shapes, which was proved to be served by the build."""
         wanted = build.graph.inputs
         self.build = weakref.ref(build)
-        self._place = place
+        self._target = target
         self._inputs = {n: v.type for n, v in exact.inputs.items() if n not in lengths}
         self._longer = {n: wanted[n].type for n, t in self._inputs.items() if wanted[n].type.shape != t.shape}
         fills = limits_of(exact, lengths) | build.masking.extents(exact)
@@ -142,14 +142,14 @@ class Route:
         """A call with arrays on the device."""
         if self._fills and not self._fills_there:
             # An array on the host would have every call wait for the one before.
-            self._fills_there = self._place.compile(self._length_graph(there[0]))(
+            self._fills_there = self._target.compile(self._length_graph(there[0]))(
                 {there[0]: fed[there[0]]}, stream=stream
             )
         fed.update(self._fills_there)
         grown = tuple(name for name in there if name in self._longer)
         if grown:
             if grown not in self._padding:
-                self._padding[grown] = self._place.compile(self._pad_graph(grown))
+                self._padding[grown] = self._target.compile(self._pad_graph(grown))
             fed.update(self._padding[grown]({name: fed[name] for name in grown}, stream=stream))
         return executable(fed, stream=stream)
 

@@ -26,7 +26,7 @@ SHORT_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Place:
+class Elements:
     """Elements of one parameter: number of the parameter, strides along the box, offset of the first."""
 
     parameter: int
@@ -38,7 +38,7 @@ class Place:
 class Lookup:
     """An index that is read: along its own strides, held within `extent`, each step of it `step` elements apart."""
 
-    place: Place
+    indices: Elements
     dtype: DType
     extent: int
     step: int
@@ -78,8 +78,8 @@ class Job:
     """
 
     extents: tuple[int, ...]
-    target: Place
-    source: Place | None = None
+    target: Elements
+    source: Elements | None = None
     bits: int = 0
     counts: bool = False
     lookup: Lookup | None = None
@@ -110,7 +110,7 @@ def simplified(job: Job) -> Job:
     if job.source is not None:
         accesses.append(job.source.strides)
     if job.lookup is not None:
-        accesses.append(job.lookup.place.strides)
+        accesses.append(job.lookup.indices.strides)
     if job.around is not None:
         # An access of its own keeps the window's axis apart from all others, and finds it again.
         accesses.append(tuple(int(a == job.around.axis) for a in range(rank)))
@@ -120,7 +120,7 @@ def simplified(job: Job) -> Job:
     rest = list(space.accesses)
     target = replace(job.target, strides=rest.pop(0))
     source = None if job.source is None else replace(job.source, strides=rest.pop(0))
-    lookup = job.lookup and replace(job.lookup, place=replace(job.lookup.place, strides=rest.pop(0)))
+    lookup = job.lookup and replace(job.lookup, indices=replace(job.lookup.indices, strides=rest.pop(0)))
     around = job.around and replace(job.around, axis=max(range(len(space.extents)), key=rest.pop(0).__getitem__))
     return replace(job, extents=space.extents, target=target, source=source, lookup=lookup, around=around)
 
@@ -128,11 +128,13 @@ def simplified(job: Job) -> Job:
 Numbers = dict[Value, int]
 
 
-def copied(value: Value, strides: Strides, offset: int, target: Place, shape: tuple[int, ...], number: Numbers) -> Job:
+def copied(
+    value: Value, strides: Strides, offset: int, target: Elements, shape: tuple[int, ...], number: Numbers
+) -> Job:
     """A box of a value's elements, or of the number that it stands for."""
     if value.literal is not None:
         return Job(shape, target, bits=bits_of(value.literal, value.type.dtype))
-    return Job(shape, target, Place(number[value], strides, offset))
+    return Job(shape, target, Elements(number[value], strides, offset))
 
 
 def unread(number: Numbers, value: Value) -> int:
@@ -147,21 +149,21 @@ def renamed(node: Node, number: Numbers) -> list[Job]:
     if views is None:
         return [reordered(operand, node.results[0], number)]
     return [
-        copied(operand, v.strides, v.offset, Place(unread(number, r), r.type.layout), r.type.shape, number)
+        copied(operand, v.strides, v.offset, Elements(unread(number, r), r.type.layout), r.type.shape, number)
         for v, r in zip(views, node.results, strict=True)
     ]
 
 
 def reordered(x: Value, y: Value, number: Numbers) -> Job:
     """A reshape that strides cannot do: over the axes that divide both shapes, or counted where there are none."""
-    target = Place(unread(number, y), y.type.layout)
+    target = Elements(unread(number, y), y.type.layout)
     extents = refined(x.type.shape, y.type.shape)
     if extents is None:
-        return Job(y.type.shape, target, Place(number[x], x.type.layout), reshaped=x.type.shape)
+        return Job(y.type.shape, target, Elements(number[x], x.type.layout), reshaped=x.type.shape)
     source, goal = (reshaped_strides(t.shape, t.layout, extents) for t in (x.type, y.type))
     assert source is not None
     assert goal is not None
-    return Job(extents, replace(target, strides=goal), Place(number[x], source))
+    return Job(extents, replace(target, strides=goal), Elements(number[x], source))
 
 
 def refined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
@@ -175,7 +177,7 @@ def refined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | No
 
 def converted(node: Node, number: Numbers) -> list[Job]:
     x, y = node.operands[0], node.result
-    return [copied(x, x.type.layout, 0, Place(number[y], y.type.layout), y.type.shape, number)]
+    return [copied(x, x.type.layout, 0, Elements(number[y], y.type.layout), y.type.shape, number)]
 
 
 def concatenated(node: Node, number: Numbers) -> list[Job]:
@@ -183,7 +185,7 @@ def concatenated(node: Node, number: Numbers) -> list[Job]:
     y, axis, start = node.result, node.op.axis, 0
     jobs = []
     for x in node.operands:
-        target = Place(number[y], y.type.layout, start * y.type.layout[axis])
+        target = Elements(number[y], y.type.layout, start * y.type.layout[axis])
         jobs.append(copied(x, x.type.layout, 0, target, x.type.shape, number))
         start += x.type.shape[axis]
     return jobs
@@ -201,16 +203,16 @@ def padded(node: Node, number: Numbers) -> list[Job]:
     bits = bits_of(node.op.value, y.type.dtype)
     grown = [axis for axis, pair in enumerate(padding) if pair != (0, 0)]
     if len(grown) == 1 and x.literal is None and is_short(y.type, grown[0]) and not inside[grown[0]]:
-        whole = copied(x, x.type.layout, 0, Place(number[y], strides), y.type.shape, number)
+        whole = copied(x, x.type.layout, 0, Elements(number[y], strides), y.type.shape, number)
         return [replace(whole, bits=bits, filled=x.type.shape[grown[0]])]
     corner = sum(n * s for n, s in zip(inside, strides, strict=True))
-    jobs = [copied(x, x.type.layout, 0, Place(number[y], strides, corner), x.type.shape, number)]
+    jobs = [copied(x, x.type.layout, 0, Elements(number[y], strides, corner), x.type.shape, number)]
     for axis, (lo, hi) in enumerate(padding):
         before = sum(n * s for n, s in zip(inside[:axis], strides, strict=False))
         for first, count in ((0, lo), (lo + x.type.shape[axis], hi)):
             if count:
                 extents = (*x.type.shape[:axis], count, *y.type.shape[axis + 1 :])
-                jobs.append(Job(extents, Place(number[y], strides, before + first * strides[axis]), bits=bits))
+                jobs.append(Job(extents, Elements(number[y], strides, before + first * strides[axis]), bits=bits))
     return jobs
 
 
@@ -225,10 +227,10 @@ def gathered(node: Node, number: Numbers) -> list[Job]:
     (x, indices), y, axis = node.operands, node.result, node.op.axis
     inner = indices.type.rank
     outer, behind = x.type.layout[:axis], x.type.layout[axis + 1 :]
-    source = Place(number[x], (*outer, *(0,) * inner, *behind))
-    place = Place(number[indices], (*(0,) * len(outer), *indices.type.layout, *(0,) * len(behind)))
-    lookup = Lookup(place, indices.type.dtype, x.type.shape[axis], x.type.layout[axis])
-    return [Job(y.type.shape, Place(number[y], y.type.layout), source, lookup=lookup)]
+    source = Elements(number[x], (*outer, *(0,) * inner, *behind))
+    read = Elements(number[indices], (*(0,) * len(outer), *indices.type.layout, *(0,) * len(behind)))
+    lookup = Lookup(read, indices.type.dtype, x.type.shape[axis], x.type.layout[axis])
+    return [Job(y.type.shape, Elements(number[y], y.type.layout), source, lookup=lookup)]
 
 
 def written(node: Node, number: Numbers) -> list[Job]:
@@ -243,15 +245,15 @@ def written(node: Node, number: Numbers) -> list[Job]:
         else Start(node.op.start, -1, update.type.dtype, x.type.shape[axis] - extent)
     )
     window = Window(start, extent, y.type.layout[axis], axis)
-    target = Place(number[y], y.type.layout)
+    target = Elements(number[y], y.type.layout)
     update_job = copied(update, update.type.layout, 0, target, update.type.shape, number)
-    rest = Job(x.type.shape, target, Place(number[x], x.type.layout), around=window)
+    rest = Job(x.type.shape, target, Elements(number[x], x.type.layout), around=window)
     return [replace(update_job, into=window), *([rest] if extent < x.type.shape[axis] else [])]
 
 
 def counted(node: Node, number: Numbers) -> list[Job]:
     type: TensorType = node.result.type
-    return [Job(type.shape, Place(number[node.result], type.layout), counts=True)]
+    return [Job(type.shape, Elements(number[node.result], type.layout), counts=True)]
 
 
 def bits_of(value: float, dtype: DType) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 from math import prod
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.nvrtc.copies import MOVES, Job, Place, Start, jobs_of
+from graphdnn.engines.nvrtc.copies import MOVES, Elements, Job, Start, jobs_of
 from graphdnn.engines.nvrtc.emit import opening, template
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, common_width, offset_terms, split_index
 from graphdnn.engines.nvrtc.packing import Packing, groups_of, packing_of
@@ -93,10 +93,10 @@ def repeats(groups: int, target: Target) -> int:
 
 def reach(job: Job) -> int:
     """The largest offset or count that the piece computes, rounded up to whole blocks."""
-    places = [job.target, *([job.source] if job.source else []), *([job.lookup.place] if job.lookup else [])]
+    elements = [job.target, *([job.source] if job.source else []), *([job.lookup.indices] if job.lookup else [])]
     if job.reshaped is not None:
         return 2**40
-    spans = [p.offset + sum((n - 1) * s for n, s in zip(job.extents, p.strides, strict=True)) for p in places]
+    spans = [e.offset + sum((n - 1) * s for n, s in zip(job.extents, e.strides, strict=True)) for e in elements]
     if job.lookup is not None:
         spans.append(spans[1] + job.lookup.extent * job.lookup.step)
     if job.into is not None:
@@ -106,7 +106,7 @@ def reach(job: Job) -> int:
 
 def walk_width(job: Job, size: int) -> int:
     """Elements a thread moves at once: neighbours in the result, all groups starting at multiples of the width."""
-    if job.reshaped is not None or job.target.strides[-1] != 1 or (job.lookup and job.lookup.place.strides[-1]):
+    if job.reshaped is not None or job.target.strides[-1] != 1 or (job.lookup and job.lookup.indices.strides[-1]):
         return 1
     if job.around is not None and job.around.axis == len(job.extents) - 1:
         return 1
@@ -212,8 +212,8 @@ def text_of(p: Piece, size: int) -> list[str]:
 
 def parameters_of(job: Job) -> list[int]:
     starts = [w.start for w in (job.into, job.around) if w is not None and w.start.number is None]
-    places = [job.target, *([job.source] if job.source else []), *([job.lookup.place] if job.lookup else [])]
-    return [*(p.parameter for p in places), *(s.parameter for s in starts)]
+    elements = [job.target, *([job.source] if job.source else []), *([job.lookup.indices] if job.lookup else [])]
+    return [*(e.parameter for e in elements), *(s.parameter for s in starts)]
 
 
 def start_text(start: Start) -> str:
@@ -228,9 +228,9 @@ def as_type(dtype: DType, parameter: int) -> str:
     return f"((const {dtype.text}*)p{parameter})"
 
 
-def based(place: Place, offset: str = "") -> str:
-    """The C++ expression of the address of a place's first element."""
-    return f"p{place.parameter} + {place.offset}{offset}"
+def based(elements: Elements, offset: str = "") -> str:
+    """The C++ expression of the address of the first of these elements."""
+    return f"p{elements.parameter} + {elements.offset}{offset}"
 
 
 def turned_text(p: Piece, size: int) -> list[str]:
@@ -266,7 +266,7 @@ def packed_text(p: Piece, packing: Packing, size: int) -> list[str]:
     names = [f"i{axis}" for axis in range(len(counts))]
     extent = job.extents[-2] if len(job.extents) > 1 else 1
     at = [*names[:row], "s0"]
-    from_steps, to_steps = (place.strides[:-1] or (0,) for place in (source, job.target))
+    from_steps, to_steps = (side.strides[:-1] or (0,) for side in (source, job.target))
     left = f"at_most({pixels}, {extent} - s0)" if extent % pixels else str(pixels)
     loop = f"#pragma unroll\nfor (int r = 0; r < {p.repeat}; ++r) {{\nconst {kind} wanted = base + r * {BLOCK};"
     where = [
@@ -320,7 +320,7 @@ def walked_text(p: Piece, size: int) -> list[str]:
         lines.append(f"const E* in = {based(job.source)};")
     if p.width > 1:
         moving = [job.target, *([job.source] if job.source and job.source.strides[-1] == 1 else [])]
-        addresses = ", ".join(f"p{place.parameter}" for place in moving)
+        addresses = ", ".join(f"p{side.parameter}" for side in moving)
         lines.append(f"const bool wide = aligned({p.width * size}, {addresses});")
     loop, group = f"for (int r = 0; r < {p.repeat}; ++r) {{", f"const {kind} group = base + r * {BLOCK};"
     span = BLOCK * p.repeat
@@ -389,8 +389,8 @@ def loaded(p: Piece) -> list[str]:
     lines = []
     at = offset_terms(job.source.strides, names)
     if job.lookup is not None:
-        place = job.lookup.place
-        index = f"{as_type(job.lookup.dtype, place.parameter)}[{offset_terms(place.strides, names)}]"
+        indices = job.lookup.indices
+        index = f"{as_type(job.lookup.dtype, indices.parameter)}[{offset_terms(indices.strides, names)}]"
         lines.append(f"const {kind} row = ({kind})held_inside({index}, {job.lookup.extent});")
         at = f"{at} + row * {job.lookup.step}"
     step = job.source.strides[-1]

@@ -8,7 +8,7 @@ from graphdnn.answer import Decline
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.nvrtc import movement
 from graphdnn.engines.nvrtc.compile import compile_cubin
-from graphdnn.engines.nvrtc.copies import Job, Place, Start, jobs_of, refined
+from graphdnn.engines.nvrtc.copies import Elements, Job, Start, jobs_of, refined
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
 from graphdnn.engines.nvrtc.packing import Packing, groups_of
 from graphdnn.engines.nvrtc.recipe import RAMP_US
@@ -117,11 +117,11 @@ class Memory:
 
     def tensor(self, parameter: int) -> Array:
         type = self.types[parameter]
-        return self.box(self.flat[parameter], type.shape, Place(parameter, type.layout))
+        return self.box(self.flat[parameter], type.shape, Elements(parameter, type.layout))
 
-    def box(self, flat: Array, extents: tuple[int, ...], place: Place) -> Array:
-        steps = tuple(s * flat.itemsize for s in place.strides)
-        return np.lib.stride_tricks.as_strided(flat[place.offset :], extents, steps)
+    def box(self, flat: Array, extents: tuple[int, ...], elements: Elements) -> Array:
+        steps = tuple(s * flat.itemsize for s in elements.strides)
+        return np.lib.stride_tricks.as_strided(flat[elements.offset :], extents, steps)
 
     def start(self, start: Start) -> int:
         wanted = start.number if start.number is not None else int(self.flat[start.parameter][0])
@@ -131,7 +131,7 @@ class Memory:
         target = job.target
         if job.into is not None:
             moved = target.offset + self.start(job.into.start) * job.into.step
-            target = Place(target.parameter, target.strides, moved)
+            target = Elements(target.parameter, target.strides, moved)
         goal = self.box(self.flat[target.parameter], job.extents, target)
         counts = self.box(self.written[target.parameter], job.extents, target)
         where = np.ones(job.extents, bool)
@@ -159,7 +159,7 @@ class Memory:
         if job.lookup is None:
             return self.box(flat, job.extents, job.source)
         n = job.lookup.extent
-        rows = self.box(self.flat[job.lookup.place.parameter], job.extents, job.lookup.place)
+        rows = self.box(self.flat[job.lookup.indices.parameter], job.extents, job.lookup.indices)
         rows = np.clip(np.where(rows < 0, rows + n, rows), 0, n - 1).astype(np.int64)
         places = self.box(np.arange(flat.size), job.extents, job.source) if 0 not in job.source.strides else None
         if places is None:
