@@ -7,6 +7,7 @@ from torch.nn import functional
 
 import graphdnn as gd
 from graphdnn.ir.types import Array
+from tests.ir.expansion import expanded
 from tests.ir.single import array, evaluated, inferred, tensor
 
 IMAGES = [(3, 5, 4, 2), (1, 7, 3, 5), (4, 6, 1, 9), (2, 12, 7), (2, 4, 3, 2, 5)]
@@ -120,6 +121,10 @@ def test_the_result_has_the_type_of_x(dtype: gd.DType, other: gd.DType) -> None:
         (lambda g, x, p: g.layer_norm(x, axes=()), "layer_norm: axes are empty"),
         (lambda g, x, p: g.layer_norm(x, eps=-1), "layer_norm: eps is -1.0"),
         (lambda g, x, p: g.layer_norm(x, eps=float("nan")), "layer_norm: eps is nan"),
+        (lambda g, x, p: g.layer_norm(x, eps=float("inf")), "layer_norm: eps is inf"),
+        (lambda g, x, p: g.group_norm(x, p, p, groups=0), "group_norm: groups=0 does not divide"),
+        (lambda g, x, p: g.group_norm(x, p, p, groups=-2), "group_norm: groups=-2 does not divide"),
+        (lambda g, x, p: g.instance_norm(g.reduce_sum(x, axes=2), p, p), r"instance_norm: x is f32\[2x4\]; batch"),
         (lambda g, x, p: g.rms_norm(x, p, name="first"), r"first: rms_norm: scale is f32\[4\]"),
         (lambda g, x, p: g.group_norm(x, p, p, groups=3), r"group_norm: groups=3 does not divide the channels"),
         (lambda g, x, p: g.instance_norm(p, p, p), r"instance_norm: x is f32\[4\]; batch, channels"),
@@ -130,6 +135,39 @@ def test_the_result_has_the_type_of_x(dtype: gd.DType, other: gd.DType) -> None:
 def test_what_does_not_fit_is_refused(call: object, message: str) -> None:
     with pytest.raises(gd.GraphError, match=message):
         inferred(call, ((2, 4, 3), gd.float32), ((4,), gd.float32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("affine", ['("bias",)', '("scale", "scale")', '("bias", "scale")'])
+def test_a_written_norm_has_the_parameters_that_it_knows(affine: str) -> None:
+    g = gd.GraphBuilder()
+    x, p = g.input("x", (2, 3), gd.float32), g.input("p", (3,), gd.float32)
+    text = str(g.build({"y": g.rms_norm(x, p)}))
+    with pytest.raises(gd.GraphError, match="rms_norm: affine is "):
+        gd.parse(text.replace('("scale",)', affine))
+
+
+NORMS = {
+    "layer_norm": lambda g, x, *p: g.layer_norm(x, axes=(2, 3)),
+    "instance_norm": lambda g, x, mean, var, scale, bias: g.instance_norm(x, scale, bias),
+    "group_norm": lambda g, x, mean, var, scale, bias: g.group_norm(x, scale, bias, groups=2),
+    "batch_norm": lambda g, *v: g.batch_norm(*v),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("wide", [gd.float32, gd.float64], ids=str)
+def test_an_expansion_keeps_a_small_deviation_from_a_large_mean(
+    norm: str, wide: gd.DType, rng: np.random.Generator
+) -> None:
+    x = rng.normal(3000, 0.3, (2, 4, 9, 7)).astype(np.float32)
+    numbers = (3000.1 + rng.normal(size=4) / 9, rng.uniform(0.05, 0.1, 4), np.ones(4), rng.normal(size=4))
+    arrays = (x, *(n.astype(wide.numpy) for n in numbers))
+    g = gd.GraphBuilder()
+    operands = [g.input(f"x{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
+    graph = g.build({"y": NORMS[norm](g, *operands)})
+    inputs = {f"x{i}": a for i, a in enumerate(arrays)}
+    right = gd.evaluate(graph, inputs, gd.float64)["y"]
+    assert np.abs(gd.evaluate(expanded(graph), inputs)["y"] - right).max() <= 1e-5 * np.abs(right).max()
 
 
 def test_integers_are_refused() -> None:
