@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,14 +20,15 @@ from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
 from graphdnn.once import MakeOnce
 from graphdnn.specialize.buckets import Buckets, checked_buckets, is_whole
+from graphdnn.specialize.call_inputs import NOTHING, CallInputs
 from graphdnn.specialize.masking import Masking
 from graphdnn.specialize.padding import Padding
 from graphdnn.specialize.parameters import Function
 from graphdnn.specialize.routes import Build, Lengths, PaddingTarget, Route, checked_lengths
-from graphdnn.specialize.signature import Signature, form_of, spelled
+from graphdnn.specialize.signature import Signature, spelled
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
-from graphdnn.spelling import counted, hint, named_arguments, quoted
+from graphdnn.spelling import counted, named_arguments, quoted
 from graphdnn.target import Target
 
 ROUTES_PER_ENTRY = 16
@@ -41,9 +42,6 @@ def circular(who: str, names: tuple[str, ...]) -> Callable[[Signature], str]:
         f"built, ({spelled(names, signature)}); one whose build does not lead back to itself is needed"
     )
 
-
-NOTHING: Any = object()
-"""Stands for inputs that a call was not given."""
 
 SIGNATURES_KEPT = 64
 """Signatures of the last builds that a warning looks at."""
@@ -125,7 +123,14 @@ def jit(
     filled = checked_lengths(function.name, lengths or {}, function.parameters)
     names = tuple(name for name in function.parameters if name not in filled)
     rules = checked_buckets(function.name, buckets or {}, names)
-    return Jitted(function, names, rules, filled, target, first, later, max_entries, warn_after)
+    return Jitted(
+        Padding(function, names, rules, filled),
+        target=target,
+        options=first,
+        tuned_options=later,
+        max_entries=max_entries,
+        warn_after=warn_after,
+    )
 
 
 def changed(options: CompileOptions, **others: object) -> CompileOptions:
@@ -142,25 +147,23 @@ class Jitted:
 
     def __init__(
         self,
-        function: Function,
-        names: tuple[str, ...],
-        buckets: Buckets,
-        lengths: Lengths,
+        padding: Padding,
+        *,
         target: str | Target,
         options: CompileOptions,
         tuned_options: CompileOptions | None,
         max_entries: int,
         warn_after: int,
     ) -> None:
-        self._function = function
-        self._names = names
-        self._optional = function.optional.intersection(names)
-        self._padding = Padding(function, names, buckets, lengths)
-        self._is_direct = not buckets and not lengths
+        self._function = padding.function
+        self._names = padding.names
+        self._inputs = CallInputs(padding.function, padding.names, padding.lengths)
+        self._padding = padding
+        self._is_direct = not padding.buckets and not padding.lengths
         self._target = target
         self._options = options
         self._tuned_options = tuned_options
-        self._builds: MakeOnce[Signature, Build] = MakeOnce(max_entries, circular(function.name, names))
+        self._builds: MakeOnce[Signature, Build] = MakeOnce(max_entries, circular(self._function.name, self._names))
         self._routes: MakeOnce[Signature, tuple[Signature, Route]] = MakeOnce(max_entries * ROUTES_PER_ENTRY)
         self._build_count = 0
         self._build_seconds = 0.0
@@ -181,8 +184,8 @@ class Jitted:
         or no array, CompileError where padding would change a result, and whatever the function raises.
         """
         if others or named:
-            raise self._miscalled(others, named)
-        signature = self._signature(inputs)
+            raise self._inputs.miscalled(others, named)
+        signature = self._inputs.signature(inputs)
         if self._is_direct:
             build = self._builds.find(signature) or self._built(signature, lambda: self._made(signature))
             if self._messages:
@@ -233,67 +236,6 @@ class Jitted:
         """Waits until no tuned build is due, at most `timeout` seconds; whether that is so."""
         with self._lock:
             return self._lock.wait_for(lambda: self._tuning == 0, timeout)
-
-    def _signature(self, inputs: Mapping[str, Any]) -> Signature:
-        names, optional = self._names, self._optional
-        try:
-            if optional:
-                forms = [None if n in optional and n not in inputs else form_of(inputs[n]) for n in names]
-                given = len(forms) - forms.count(None)
-            else:
-                forms = [form_of(inputs[n]) for n in names]
-                given = len(forms)
-            if len(inputs) == given:
-                return tuple(forms)
-        except Exception as error:
-            raise self._wrong(inputs, error) from None
-        raise self._wrong(inputs, None)
-
-    def _wrong(self, inputs: Any, error: Exception | None) -> ExecutionError:
-        """The sentence for inputs that have no signature."""
-        who = self._function.name
-        if inputs is NOTHING:
-            return ExecutionError(f"inputs of {who} are missing; a mapping from name to array is needed")
-        if not isinstance(inputs, Mapping):
-            return ExecutionError(
-                f"inputs of {who} are a {type(inputs).__name__}; a mapping from name to array is needed"
-            )
-        for name in inputs:
-            if name in self._padding.lengths:
-                return ExecutionError(f"input {name} of {who} is filled in with lengths, and cannot be given")
-            if name not in self._names:
-                known = ", ".join(self._names) or "none"
-                builder = self._function.builder
-                taken = f"; its first parameter, {name}, takes the GraphBuilder" if name == builder else ""
-                return ExecutionError(f"{name} is not an input of {who}; its inputs are {known}{taken}")
-        for name in self._names:
-            if name not in inputs and name not in self._optional:
-                return ExecutionError(f"input {name} of {who} is missing")
-            try:
-                if name in inputs:
-                    form_of(inputs[name])
-            except Exception as reason:
-                return ExecutionError(f"input {name} of {who} cannot be read: {reason}")
-        return ExecutionError(f"inputs of {who} cannot be read: {error}")
-
-    def _miscalled(self, others: Sequence[object], named: Mapping[str, object]) -> ExecutionError:
-        """The sentence for arguments that a call does not take."""
-        who = self._function.name
-        if others:
-            return ExecutionError(
-                f"{who} was called with {1 + len(others)} arguments in a row; one mapping from name to array is needed"
-            )
-        for name in named:
-            if name in self._names:
-                return ExecutionError(
-                    f"input {name} of {who} is given as an argument by name; one mapping from name to array, "
-                    f"{{{quoted(name)}: ...}}, is needed"
-                )
-        name = next(iter(named))
-        return ExecutionError(
-            f"calls of {who} have no argument {quoted(name)}{hint(name, ('inputs', 'stream'))} "
-            "(they take inputs, stream)"
-        )
 
     def _built(self, signature: Signature, make: Callable[[], Build]) -> Build:
         """The build for a signature, made where there is none."""
