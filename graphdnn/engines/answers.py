@@ -162,12 +162,12 @@ def remembered(supports: Supports[E]) -> Supports[E]:
 
     For engines whose answers depend on the region's structure, the target and the policy alone.
     """
-    who = f"{supports.__module__}.{supports.__qualname__}"
-    is_ours = who.startswith(OURS)
+    method = f"{supports.__module__}.{supports.__qualname__}"
+    is_ours = method.startswith(OURS)
 
     @functools.wraps(supports)
     def asked(self: E, region: Region, target: Target, policy: Policy) -> Support | Decline:
-        question = who, circumstances(target, policy), region.key
+        question = method, circumstances(target, policy), region.key
         notebook = NOTEBOOK.get() if is_ours else None
         answer, is_new = ANSWERS.get(question, region), False
         if answer is None and notebook is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cost import roofline_us
-from graphdnn.engines.saved import identity, pack, unnamed, unpack
+from graphdnn.engines.saved import identity_of, pack, unnamed, unpack
 from graphdnn.ir.evaluate import apply, operand
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
@@ -36,10 +36,10 @@ class ReferenceEngine:
         return only if name == only.name else unnamed(self.name, name, region)
 
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
-        return pack(identity(candidate, {}))
+        return pack(identity_of(candidate, {}))
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> ReferencePlan | Decline:
-        read = unpack(content, identity(candidate, {}))
+        read = unpack(content, identity_of(candidate, {}))
         return read if isinstance(read, Decline) else ReferencePlan(candidate.region)
 
 

@@ -31,25 +31,25 @@ Identity = Mapping[str, str]
 """What a saved plan is of: it is used only where every entry is the same."""
 
 
-def identity(candidate: Candidate, environment: Mapping[str, str]) -> dict[str, str]:
+def identity_of(candidate: Candidate, environment: Mapping[str, str]) -> dict[str, str]:
     """Engine, region and plan with what else must be equal: device, driver, libraries (`environment`)."""
     return {"engine": candidate.engine, "region": candidate.region.key, "plan": candidate.name, **environment}
 
 
-def spelled(who: Identity) -> str:
+def spelled(identity: Identity) -> str:
     """An identity as one line of text, such as a cache takes for a key and a person can read."""
-    return json.dumps(dict(who), sort_keys=True)
+    return json.dumps(dict(identity), sort_keys=True)
 
 
-def pack(who: Identity, *parts: bytes) -> bytes:
+def pack(identity: Identity, *parts: bytes) -> bytes:
     """The parts with the identity, under a checksum."""
-    head = spelled(who).encode()
+    head = spelled(identity).encode()
     lengths = b"".join(LENGTH.pack(len(part)) for part in parts)
     body = b"".join((COUNTS.pack(len(head), len(parts)), lengths, head, *parts))
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-def unpack(content: bytes, who: Identity) -> list[bytes] | Decline:
+def unpack(content: bytes, identity: Identity) -> list[bytes] | Decline:
     """The parts of a saved plan; declines with `build` where it is damaged, with `version` where it is of another
     plan, device or version."""
     if len(content) < SHORTEST or not content.startswith(MAGIC):
@@ -64,7 +64,7 @@ def unpack(content: bytes, who: Identity) -> list[bytes] | Decline:
     places = list(accumulate((head_bytes, *sizes), initial=start))
     if places[-1] != len(content):
         return damaged(f"its parts take {places[-1]} bytes, and it has {len(content)}")
-    different = difference(facts(content[start : places[1]]), who)
+    different = difference(facts(content[start : places[1]]), identity)
     if different is not None:
         return different
     return [content[first:end] for first, end in pairwise(places[1:])]
@@ -79,14 +79,15 @@ def facts(text: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def difference(found: Mapping[str, Any] | None, who: Identity) -> Decline | None:
+def difference(found: Mapping[str, Any] | None, identity: Identity) -> Decline | None:
     """The decline that names the first fact that is not as needed; None where all are."""
     if found is None:
         return damaged("it does not say what it is of")
-    for name in sorted(found.keys() | who.keys()):
-        if found.get(name) != who.get(name):
+    for name in sorted(found.keys() | identity.keys()):
+        if found.get(name) != identity.get(name):
             return Decline(
-                Code.VERSION, f"a saved plan is of {name} {found.get(name)!r}, and {who.get(name)!r} is needed here"
+                Code.VERSION,
+                f"a saved plan is of {name} {found.get(name)!r}, and {identity.get(name)!r} is needed here",
             )
     return None
 

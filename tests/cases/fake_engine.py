@@ -9,7 +9,7 @@ from typing import ClassVar
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.reference import ReferencePlan
-from graphdnn.engines.saved import identity, pack, unnamed, unpack
+from graphdnn.engines.saved import identity_of, pack, unnamed, unpack
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
@@ -67,10 +67,10 @@ class FakeEngine:
         return next((c for c in found if c.name == name), unnamed(self.name, name, region))
 
     def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
-        return pack(identity(candidate, {}), str(candidate.recipe).encode())
+        return pack(identity_of(candidate, {}), str(candidate.recipe).encode())
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> DevicePlan | HostPlan | Decline:
-        read = unpack(content, identity(candidate, {}))
+        read = unpack(content, identity_of(candidate, {}))
         if isinstance(read, Decline):
             return read
         return Faulting() if read == [b"run"] else ReferencePlan(candidate.region)

@@ -11,7 +11,7 @@ import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Engine, Policy
 from graphdnn.engines.manifest import load_engine
-from graphdnn.engines.saved import BODY, MAGIC, identity, pack, spelled, unpack
+from graphdnn.engines.saved import BODY, MAGIC, identity_of, pack, spelled, unpack
 from graphdnn.ir.region import Region
 from graphdnn.runtime.device import HostDevice
 from tests.cases.fake_engine import FakeEngine, Faulting
@@ -118,5 +118,5 @@ def test_the_fake_engine_restores_what_it_saved(region: Region) -> None:
 
 
 def test_an_identity_says_what_the_plan_is_of(region: Region) -> None:
-    who = identity(Candidate("e", region, "p", 0, ""), {"device": "h200"})
-    assert who == {"engine": "e", "region": region.key, "plan": "p", "device": "h200"}
+    identity = identity_of(Candidate("e", region, "p", 0, ""), {"device": "h200"})
+    assert identity == {"engine": "e", "region": region.key, "plan": "p", "device": "h200"}

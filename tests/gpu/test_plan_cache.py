@@ -26,7 +26,7 @@ from graphdnn.engines.cudnn.kept import PLANS, here, read_plan
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.engines.nvrtc import compile as compiler
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
-from graphdnn.engines.saved import identity, pack, spelled
+from graphdnn.engines.saved import identity_of, pack, spelled
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import row_major
 from graphdnn.runtime.cache import DiskStore
@@ -192,10 +192,10 @@ def test_a_spoilt_entry_is_dropped_and_built_anew(
     with fresh:
         candidate, plan = built(CudnnEngine(), CONV, fresh)
         wanted = run(fresh, CONV, plan, arrays)
-        who = identity(candidate, here(cudnn, fresh.target))
-        kept = store.get(PLANS, spelled(who))
+        identity = identity_of(candidate, here(cudnn, fresh.target))
+        kept = store.get(PLANS, spelled(identity))
         assert kept is not None
-        path = next(e.path for e in store.entries() if e.kind == PLANS and e.key() == spelled(who))
+        path = next(e.path for e in store.entries() if e.kind == PLANS and e.key() == spelled(identity))
         if how == "bit":
             raw = bytearray(path.read_bytes())
             raw[-20] ^= 4
@@ -203,11 +203,11 @@ def test_a_spoilt_entry_is_dropped_and_built_anew(
         elif how == "truncated":
             path.write_bytes(path.read_bytes()[:-100])
         else:
-            read = read_plan(kept, who, CONV)
+            read = read_plan(kept, identity, CONV)
             assert not isinstance(read, Decline)
             beside = json.dumps({"bindings": read.bindings, "workspace": read.workspace}).encode()
-            other = who if how.startswith("noise") else {**who, "plan": "eng0"}
-            store.put(PLANS, spelled(who), pack(other, beside, rng.bytes(4000)))
+            other = identity if how.startswith("noise") else {**identity, "plan": "eng0"}
+            store.put(PLANS, spelled(identity), pack(other, beside, rng.bytes(4000)))
         builds.clear()
         with pytest.warns(RuntimeWarning, match="dropped"):
             again = CudnnEngine().build(candidate, fresh)

@@ -15,7 +15,7 @@ from graphdnn.compiler import compile_for
 from graphdnn.engines import manifest
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
-from graphdnn.engines.saved import identity, pack, unpack
+from graphdnn.engines.saved import identity_of, pack, unpack
 from graphdnn.engines.trial import Limits, TrialMemory
 from graphdnn.ir.region import Region
 from graphdnn.saved import container, load
@@ -55,10 +55,10 @@ class LazyEngine:
         return only
 
     def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
-        return pack(identity(candidate, {}), b"cubin")
+        return pack(identity_of(candidate, {}), b"cubin")
 
     def restore(self, candidate: Candidate, content: bytes, device: FakeDevice) -> DevicePlan | HostPlan | Decline:
-        parts = unpack(content, identity(candidate, {}))
+        parts = unpack(content, identity_of(candidate, {}))
         if isinstance(parts, Decline):
             return parts
         self.RESTORED.append(candidate.region.pattern)

@@ -24,7 +24,7 @@ from graphdnn.engines.cublaslt.support import (
     workspace_limit,
 )
 from graphdnn.engines.environment import environment
-from graphdnn.engines.saved import identity, pack, unnamed, unpack
+from graphdnn.engines.saved import identity_of, pack, unnamed, unpack
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import float32, int8
 from graphdnn.target import Target
@@ -148,7 +148,7 @@ class CublasLtEngine:
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The algorithm and the one that stands by, as the library has them."""
         assert isinstance(plan, CublasLtPlan)
-        return pack(plan.who, *spell_algorithms(plan.compute, plan.algorithms))
+        return pack(plan.identity, *spell_algorithms(plan.compute, plan.algorithms))
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> CublasLtPlan | Decline:
         """The same algorithms on descriptors of the region; the library's heuristics are not asked."""
@@ -158,7 +158,7 @@ class CublasLtEngine:
         library = open_library()
         if isinstance(library, Decline):
             return library
-        parts = unpack(content, who(candidate, device, library))
+        parts = unpack(content, identity_here(candidate, device, library))
         if isinstance(parts, Decline):
             return parts
         read = read_algorithms(parts, problem, library.algorithm_bytes)
@@ -168,9 +168,9 @@ class CublasLtEngine:
         return prepared(library, candidate, device, problem, compute, algorithms)
 
 
-def who(candidate: Candidate, device: Device, library: Library) -> dict[str, str]:
+def identity_here(candidate: Candidate, device: Device, library: Library) -> dict[str, str]:
     """What a plan is of: the library's version counts, since it alone understands an algorithm's content."""
-    return identity(candidate, environment(device.target, "cublaslt", cublaslt=str(library.version)))
+    return identity_of(candidate, environment(device.target, "cublaslt", cublaslt=str(library.version)))
 
 
 def prepared(
@@ -184,7 +184,7 @@ def prepared(
     """The plan of one algorithm, or of one and another that stands by for addresses off a vector."""
     try:
         return CublasLtPlan(
-            library, device.target.ordinal, problem, compute, algorithms, who(candidate, device, library)
+            library, device.target.ordinal, problem, compute, algorithms, identity_here(candidate, device, library)
         )
     except library.errors as error:
         return refusal(error, f"cuBLASLt could not prepare {candidate.name}")

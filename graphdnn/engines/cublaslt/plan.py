@@ -24,7 +24,7 @@ class Operations(threading.local):
 class CublasLtPlan:
     """One product, run by the first of one or two algorithms, or by the second where an address is aligned to less than
     the first was asked for.  All calls of a run share algorithm, descriptors and scratch: a stream runs one after the
-    other.  `who` is what the plan is of, as saving it says."""
+    other.  `identity` is what the plan is of, as saving it says."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class CublasLtPlan:
         problem: Problem,
         compute: str,
         algorithms: Sequence[Algorithm],
-        who: Identity,
+        identity: Identity,
     ) -> None:
         self.name = algorithms[0].name
         self.workspace_bytes = max(a.workspace_bytes for a in algorithms)
         self.compute = compute
         self.algorithms = tuple(algorithms)
-        self.who = who
+        self.identity = identity
         self._problem = problem
         self._handle = library.handle(ordinal)
         self._matmul = library.bindings.matmul

@@ -30,7 +30,7 @@ from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposal, proposals, rebuild
 from graphdnn.engines.cudnn.support import objection
 from graphdnn.engines.cudnn.tables import CUTTING, IEEE, WRONG, float32_precision, is_known, is_steady
-from graphdnn.engines.saved import Identity, identity, spelled, unnamed
+from graphdnn.engines.saved import Identity, identity_of, spelled, unnamed
 from graphdnn.errors import MomentaryError
 from graphdnn.ir.region import Region
 from graphdnn.once import Once
@@ -95,8 +95,10 @@ class CudnnEngine:
         problem = library()
         if problem is not None:
             return problem
-        who = self._who(candidate, device)
-        return self._once((PLANS, spelled(who), device.target.ordinal), lambda: self._built(candidate, who, device))
+        identity = self._identity(candidate, device)
+        return self._once(
+            (PLANS, spelled(identity), device.target.ordinal), lambda: self._built(candidate, identity, device)
+        )
 
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The plan as cuDNN writes it down, and how its tensors are bound."""
@@ -108,42 +110,42 @@ class CudnnEngine:
         problem = library()
         if problem is not None:
             return problem
-        return self._read(candidate, content, self._who(candidate, device), device)
+        return self._read(candidate, content, self._identity(candidate, device), device)
 
     def _problem(self, region: Region, device: Device, policy: Policy) -> Decline | None:
         problem = library()
         answer = self.supports(region, device.target, policy) if problem is None else problem
         return answer if isinstance(answer, Decline) else None
 
-    def _who(self, candidate: Candidate, device: Device) -> dict[str, str]:
+    def _identity(self, candidate: Candidate, device: Device) -> dict[str, str]:
         import cudnn
 
-        return identity(candidate, here(cudnn, device.target))
+        return identity_of(candidate, here(cudnn, device.target))
 
-    def _built(self, candidate: Candidate, who: Identity, device: Device) -> CudnnPlan | Decline:
-        key = spelled(who)
+    def _built(self, candidate: Candidate, identity: Identity, device: Device) -> CudnnPlan | Decline:
+        key = spelled(identity)
         kept = device.store.get(PLANS, key)
         if kept is not None:
-            plan = self._read(candidate, kept, who, device)
+            plan = self._read(candidate, kept, identity, device)
             if not isinstance(plan, Decline) or plan.code is Code.TRANSIENT:
                 return plan
             device.store.drop(PLANS, key)
             forgotten(f"plan {candidate.name} of {candidate.region.pattern}", plan.reason)
-        plan = compiled(candidate, who, device)
+        plan = compiled(candidate, identity, device)
         if not isinstance(plan, Decline) and plan.content:
             device.store.put(PLANS, key, spell_plan(plan))
         return plan
 
-    def _read(self, candidate: Candidate, content: bytes, who: Identity, device: Device) -> CudnnPlan | Decline:
+    def _read(self, candidate: Candidate, content: bytes, identity: Identity, device: Device) -> CudnnPlan | Decline:
         import cudnn
 
-        found = read_plan(content, who, candidate.region)
+        found = read_plan(content, identity, candidate.region)
         if isinstance(found, Decline):
             return found
         if not found.content:
-            return compiled(candidate, who, device)
+            return compiled(candidate, identity, device)
         return transient_if_device_is_busy(
-            rebuild(cudnn, found.content, found.bindings, found.workspace, device, who), device
+            rebuild(cudnn, found.content, found.bindings, found.workspace, device, identity), device
         )
 
     def _proposals(self, region: Region, device: Device) -> list[Proposal] | Decline:
@@ -209,7 +211,7 @@ def parsed(name: str, region: Region) -> PlanName | Decline:
     return found if found.is_settable else unnamed("cudnn", name, region)
 
 
-def compiled(candidate: Candidate, who: Identity, device: Device) -> CudnnPlan | Decline:
+def compiled(candidate: Candidate, identity: Identity, device: Device) -> CudnnPlan | Decline:
     """The candidate's plan, compiled from an operation graph."""
     import cudnn
 
@@ -219,7 +221,7 @@ def compiled(candidate: Candidate, who: Identity, device: Device) -> CudnnPlan |
     lowering = lowered(candidate.region, device)
     if isinstance(lowering, Decline):
         return lowering
-    return transient_if_device_is_busy(build(cudnn, lowering, name, device.target.ordinal, who), device)
+    return transient_if_device_is_busy(build(cudnn, lowering, name, device.target.ordinal, identity), device)
 
 
 def trusted(

@@ -67,12 +67,12 @@ class Written:
 def spell_plan(plan: CudnnPlan) -> bytes:
     """A built plan as bytes."""
     beside = {"bindings": plan.bindings, "workspace": plan.workspace_bytes}
-    return pack(plan.who, json.dumps(beside).encode(), plan.content)
+    return pack(plan.identity, json.dumps(beside).encode(), plan.content)
 
 
-def read_plan(content: bytes, who: Identity, region: Region) -> Written | Decline:
+def read_plan(content: bytes, identity: Identity, region: Region) -> Written | Decline:
     """What `spell_plan` wrote, checked; declines where it is damaged or of another plan, device or version."""
-    parts = unpack(content, who)
+    parts = unpack(content, identity)
     if isinstance(parts, Decline):
         return parts
     beside = facts(parts[0]) if len(parts) == 2 else None

@@ -194,17 +194,17 @@ def knobs_of(cudnn: Any, name: PlanName) -> dict[Any, int]:
 class CudnnPlan:
     """A built plan, executed by tensor ids and addresses.
 
-    `who` is its identity (region, plan, device, versions), `content` the plan as cuDNN serializes it, empty where it
-    cannot.  The frontend's object that holds the plan is destroyed with the thread's capture mode relaxed, since the
-    driver calls in its destructor would otherwise end a capture that the caller has running.
+    `identity` says what it is a plan of (region, plan, device, versions), `content` the plan as cuDNN serializes it,
+    empty where it cannot.  The frontend's object that holds the plan is destroyed with the thread's capture mode
+    relaxed, since the driver calls in its destructor would otherwise end a capture that the caller has running.
     """
 
     def __init__(
-        self, lowering: Lowering, ordinal: int, workspace_bytes: int, who: Identity, content: bytes = b""
+        self, lowering: Lowering, ordinal: int, workspace_bytes: int, identity: Identity, content: bytes = b""
     ) -> None:
         self.workspace_bytes = workspace_bytes
         self.bindings = lowering.bindings
-        self.who = who
+        self.identity = identity
         self.content = content
         self._held: list[Any] = [lowering.graph._execute]
         self._ordinal = ordinal
@@ -216,10 +216,10 @@ class CudnnPlan:
         try:
             self._held[0](pointers, workspace, HANDLES.on(self._ordinal, stream))
         except (RuntimeError, MemoryError) as error:
-            raise failure(error, self.who["plan"]) from None
+            raise failure(error, self.identity["plan"]) from None
 
 
-def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int, who: Identity) -> CudnnPlan | Decline:
+def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int, identity: Identity) -> CudnnPlan | Decline:
     """The plan of that name, ready to run."""
 
     def work() -> CudnnPlan:
@@ -227,13 +227,13 @@ def build(cudnn: Any, lowering: Lowering, name: PlanName, ordinal: int, who: Ide
         lowering.graph.build_plan_at_index(0)
         workspace = max(0, lowering.graph.get_workspace_size_plan_at_index(0))
         written = attempt(lambda: bytes(lowering.graph.serialize()), str(name))
-        return CudnnPlan(lowering, ordinal, workspace, who, b"" if isinstance(written, Decline) else written)
+        return CudnnPlan(lowering, ordinal, workspace, identity, b"" if isinstance(written, Decline) else written)
 
     return attempt(work, str(name))
 
 
 def rebuild(
-    cudnn: Any, content: bytes, bindings: Bindings, workspace: int, device: Device, who: Identity
+    cudnn: Any, content: bytes, bindings: Bindings, workspace: int, device: Device, identity: Identity
 ) -> CudnnPlan | Decline:
     """A plan from what cuDNN serialized; no operation graph is made and nothing is compiled.
 
@@ -255,7 +255,7 @@ def rebuild(
                 graph.deserialize(bytearray(content))
             finally:
                 is_whole = end_capture(stream)
-        return CudnnPlan(Lowering(graph, bindings), ordinal, workspace, who, content)
+        return CudnnPlan(Lowering(graph, bindings), ordinal, workspace, identity, content)
 
     answer = attempt(work, "a saved plan")
     readings = 1

@@ -14,7 +14,7 @@ from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
 from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
 from graphdnn.engines.nvrtc.recipe import Family, Recipe
 from graphdnn.engines.nvrtc.support import machine_declines, region_declines
-from graphdnn.engines.saved import damaged, identity, pack, unnamed, unpack
+from graphdnn.engines.saved import damaged, identity_of, pack, unnamed, unpack
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
@@ -128,17 +128,17 @@ class NvrtcEngine:
             if isinstance(cubin, Decline):
                 return cubin
             cubins.append(cubin)
-        return load_plan(recipe, cubins, self._who(candidate, device), device.target)
+        return load_plan(recipe, cubins, self._identity(candidate, device), device.target)
 
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The cubins; launch shapes and arguments follow from the region."""
         assert isinstance(plan, NvrtcPlan)
-        return pack(plan.who, *plan.cubins)
+        return pack(plan.identity, *plan.cubins)
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> NvrtcPlan | Decline:
         """The cubins loaded again, without a compiler."""
-        who = self._who(candidate, device)
-        cubins = unpack(content, who)
+        identity = self._identity(candidate, device)
+        cubins = unpack(content, identity)
         if isinstance(cubins, Decline):
             return cubins
         family = family_of(candidate.region)
@@ -150,7 +150,7 @@ class NvrtcEngine:
             return unnamed(self.name, candidate.name, candidate.region)
         if len(cubins) != len(recipe.kernels):
             return damaged(f"it has {len(cubins)} kernels where {len(recipe.kernels)} are needed")
-        return load_plan(recipe, cubins, who, device.target)
+        return load_plan(recipe, cubins, identity, device.target)
 
-    def _who(self, candidate: Candidate, device: Device) -> dict[str, str]:
-        return identity(candidate, environment(device.target, self.name))
+    def _identity(self, candidate: Candidate, device: Device) -> dict[str, str]:
+        return identity_of(candidate, environment(device.target, self.name))

@@ -80,14 +80,14 @@ class Launch:
 class NvrtcPlan:
     """A recipe ready to run: each call fills in addresses and launches; nothing is allocated, copied or awaited.
 
-    `who` is what the plan is of, as saving it says.
+    `identity` is what the plan is of, as saving it says.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         cubins: Sequence[bytes],
-        who: Identity,
+        identity: Identity,
         launches: Sequence[Launch],
         libraries: Sequence[Any],
     ) -> None:
@@ -96,7 +96,7 @@ class NvrtcPlan:
         self.name = recipe.name
         self.workspace_bytes = recipe.workspace_bytes
         self.in_place = recipe.in_place
-        self.who = who
+        self.identity = identity
         self.cubins = tuple(cubins)
         self._launches = tuple(launches)
         self._launch_kernel = driver.cuLaunchKernel
@@ -125,7 +125,7 @@ class NvrtcPlan:
                 )
 
 
-def load_plan(recipe: Recipe, cubins: Sequence[bytes], who: Identity, target: Target) -> NvrtcPlan | Decline:
+def load_plan(recipe: Recipe, cubins: Sequence[bytes], identity: Identity, target: Target) -> NvrtcPlan | Decline:
     """Loads the cubins (one a kernel) into the current context, which is one of `target`.
 
     Declines with the driver's word where it fails.
@@ -139,7 +139,7 @@ def load_plan(recipe: Recipe, cubins: Sequence[bytes], who: Identity, target: Ta
             unload(libraries)
             return loaded
         launches.append(loaded)
-    return NvrtcPlan(recipe, cubins, who, launches, libraries)
+    return NvrtcPlan(recipe, cubins, identity, launches, libraries)
 
 
 def load_kernel(kernel: Kernel, cubin: bytes, libraries: list[Any], is_programmatic: bool) -> Launch | Decline:

@@ -154,6 +154,6 @@ def test_an_algorithm_is_found_by_its_name(fake: Fake, region: Region) -> None:
 def test_contents_have_the_size_of_the_library_s(fake: Fake, region: Region) -> None:
     plan = built(region)
     assert {len(a.content) for a in plan.algorithms} == {SIZE}
-    parts = unpack(CublasLtEngine().save(bare(region, plan.name), plan), plan.who)
+    parts = unpack(CublasLtEngine().save(bare(region, plan.name), plan), plan.identity)
     assert not isinstance(parts, Decline)
     assert len(parts) == 1 + len(plan.algorithms)

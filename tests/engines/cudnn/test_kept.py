@@ -64,21 +64,23 @@ class Library:
         self.asked.append(str(name))
         return Proposal(name, 5, (), True)
 
-    def build(self, cudnn: object, lowering: Lowering, name: PlanName, ordinal: int, who: Any) -> CudnnPlan | Decline:
+    def build(
+        self, cudnn: object, lowering: Lowering, name: PlanName, ordinal: int, identity: Any
+    ) -> CudnnPlan | Decline:
         self.built.append(str(name))
         if self.gate:
             assert self.gate.wait(10)
         if self.fails:
             return Decline(Code.BUILD, "needs 300 registers")
-        return CudnnPlan(lowering, ordinal, 640, who, self.content)
+        return CudnnPlan(lowering, ordinal, 640, identity, self.content)
 
     def rebuild(
-        self, cudnn: object, content: bytes, bindings: Any, workspace: int, ordinal: int, who: Any
+        self, cudnn: object, content: bytes, bindings: Any, workspace: int, ordinal: int, identity: Any
     ) -> CudnnPlan | Decline:
         self.read.append(content)
         if self.rejects:
             return Decline(self.rejects_with, "cuDNN on a saved plan: BAD_PARAM")
-        return CudnnPlan(Lowering(self.graph(), bindings), ordinal, workspace, who, content)
+        return CudnnPlan(Lowering(self.graph(), bindings), ordinal, workspace, identity, content)
 
 
 @pytest.fixture

@@ -39,9 +39,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, ...]]:
     """What was loaded, plan by plan."""
     found: list[tuple[bytes, ...]] = []
 
-    def load(recipe: Recipe, cubins: Any, who: Any, target: gd.Target) -> NvrtcPlan:
+    def load(recipe: Recipe, cubins: Any, identity: Any, target: gd.Target) -> NvrtcPlan:
         found.append(tuple(cubins))
-        return NvrtcPlan(recipe, cubins, who, (), ())
+        return NvrtcPlan(recipe, cubins, identity, (), ())
 
     monkeypatch.setattr(module, "load_plan", load)
     return found
@@ -87,7 +87,7 @@ def test_damaged_or_foreign_bytes_never_reach_the_driver(loaded: list[tuple[byte
         assert isinstance(answer, Decline)
         assert answer.code == Code.VERSION
     for parts in ((), (*plan.cubins, b"one more")):
-        answer = engine.restore(bare, pack(plan.who, *parts), device)
+        answer = engine.restore(bare, pack(plan.identity, *parts), device)
         assert isinstance(answer, Decline)
         assert answer.code == Code.BUILD
     assert not loaded
