@@ -35,7 +35,9 @@ def test_planned_for_an_h200_without_gaps(batch: int, tokens: int, weights) -> N
     assert not [r.name for r in report.regions if r.pattern == "convert"]
     products = [r for r in report.regions if "matmul" in r.pattern.split("+")]
     assert all("bias" in r.pattern.split("+") for r in products)
-    assert sum("add" in r.pattern.split("+") for r in products) == 2
+    norms = [r for r in report.regions if r.pattern == "add+layer_norm"]
+    with_products = sum("add" in r.pattern.split("+") for r in products)
+    assert (with_products, len(norms)) == ((0, 2) if batch * tokens == 128 else (2, 0))
     assert sum(r.pattern == "attention" for r in report.regions) == 1
     parts = {f"layer.attention.self.{name}" for name in ("query", "key", "value")}
     (merged,) = (r for r in report.regions if parts & set(r.nodes))

@@ -48,6 +48,10 @@ CHANNEL_BLOCK = 32
 """Input channels in eights are multiplied in whole blocks of so many at each tap: 7x7 on 8 channels took 174 us, on 4,
 where kernels for few channels take over, 67 us."""
 
+RESIDUAL_US = 0.3
+"""What reading a residual behind a matrix product takes besides its bytes, which the product does not hide: the first
+plans took 0.2 to 2.7 us longer with one of up to 16 MiB, 34 us with one of 32 MiB.  cuBLASLt has the same."""
+
 ONE_BLOCK = 0.55
 """Share of the rate on 8 channels, a quarter of such a block: 11 fused first convolutions took 1.1 to 2.3 times as long
 as without it, 1.8 in the middle."""
@@ -281,8 +285,11 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
         arithmetic = arithmetic / PROLOGUE_SHARE + prologue_us(anatomy, target)
         notes.append("what stands before the matrix work is computed anew for each tile")
     share, kernel_us = memory_pace(anatomy)
-    memory = 1e6 * (region.read_bytes + region.written_bytes) / (target.bandwidth * share)
+    pace = target.bandwidth * share
+    residual = residual_bytes(anatomy)
+    memory = 1e6 * (region.read_bytes + region.written_bytes - residual) / pace
     fixed = kernel_us + (sum(work.converting_us for work in works) + target.launch_us)
+    fixed += RESIDUAL_US + 1e6 * residual / pace if residual else 0.0
     best = fixed + max(arithmetic + epilogue_us(anatomy, target), memory)
     first = [work.first_us for work in works if work.first_us is not None]
     untimed = fixed + sum(first) if first else None
@@ -292,6 +299,16 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
         notes=tuple(notes),
         untimed_us=UNTIMED_TWO_PRODUCTS * best if is_double else untimed,
     )
+
+
+def residual_bytes(anatomy: Anatomy) -> int:
+    """Bytes of what a matrix product's epilogue reads of the result's size."""
+    if not anatomy.has(MatMul):
+        return 0
+    operands = {v for node in anatomy.anchors for v in node.operands}
+    sizes = {node.result.type.size for node in anatomy.anchors}
+    read = {v for node in anatomy.after for v in node.operands if v in anatomy.region.inputs and v not in operands}
+    return sum(v.type.nbytes for v in read if v.type.size in sizes)
 
 
 def memory_pace(anatomy: Anatomy) -> tuple[float, float]:
