@@ -14,6 +14,11 @@ from graphdnn.target import Target
 MATRIX_OPS: tuple[type, ...] = (Conv, ConvTranspose, MatMul, Attention)
 """Ops whose arithmetic the matrix units do."""
 
+RESIDUAL_US = 0.3
+"""What reading a residual behind a matrix product takes besides its bytes, which the product does not hide.  cuBLASLt
+took 0.7 us longer with one for 128x1024x1024, 0.05 for 128x4096x1024, 3.8 for 8192x4096x1024 (16 MiB), 8.1 for 4096
+cubed and 4.8 for 4096x14336x4096 (32 MiB); cuDNN's first plans 0.2 to 2.7 us for up to 16 MiB, 34 us for 32."""
+
 
 @dataclass(frozen=True)
 class Efficiency:

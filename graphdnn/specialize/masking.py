@@ -14,7 +14,7 @@ from typing import Any
 
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
-from graphdnn.ir.ops.attention import EXTRAS, Attention
+from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.movement import Expand, Iota, Reshape
 from graphdnn.ir.ops.pointwise import Cast, Pointwise, Select
 from graphdnn.ir.ops.reduction import Reduce
@@ -143,17 +143,17 @@ def with_lengths(to: Rewriter, node: Node, ends: Ends) -> None:
     """An attention whose keys, and queries where those count, end at the extents, or at its own lengths before them."""
     op = node.op
     assert isinstance(op, Attention)
-    q, k, v, *rest = (to[x] for x in node.operands)
-    extras = dict(zip(op.extras, rest, strict=True))
-    batch = q.type.shape[:1]
+    operands = [to[v] for v in node.operands]
+    given = op.optional(operands)
+    batch = operands[0].type.shape[:1]
     for operand, _, extent in ends:
         name = "q_lengths" if operand == 0 else "kv_lengths"
-        if name in extras:
-            (extras[name],) = to.emit(Pointwise(fn="minimum"), extras[name], extent, origins=node.origins)
+        if name in given:
+            (given[name],) = to.emit(Pointwise(fn="minimum"), given[name], extent, origins=node.origins)
         else:
-            (extras[name],) = to.emit(Expand(shape=batch), extent, origins=node.origins)
-    given = tuple(name for name in EXTRAS if name in extras)
-    results = to.emit(replace(op, extras=given), q, k, v, *(extras[n] for n in given), origins=node.origins)
+            (given[name],) = to.emit(Expand(shape=batch), extent, origins=node.origins)
+    ended, optional = op.with_optional(given)
+    results = to.emit(ended, *operands[:3], *optional, origins=node.origins)
     for old, new in zip(node.results, results, strict=True):
         to.replace(old, new)
 

@@ -18,6 +18,9 @@ from graphdnn.specialize.proof import Mask, masks_needed, prove
 from graphdnn.specialize.routes import Build, Lengths, length_types, limits_of
 from graphdnn.specialize.signature import Form, Signature, spelled, type_of
 
+Change = Callable[[str, Form, Mapping[int, Rule]], Form]
+"""What makes one form of another: for a parameter, by its rules."""
+
 Exact = tuple[Signature, Graph]
 """Exact shapes and the function's graph of them."""
 
@@ -33,8 +36,12 @@ class Padding:
 
     def longer(self, signature: Signature) -> Signature:
         """The padded shapes that serve a signature."""
+        return self._changed(signature, lengthened)
+
+    def _changed(self, signature: Signature, change: Change) -> Signature:
+        """A signature with each form changed by the rules for its parameter."""
         return tuple(
-            form if form is None else lengthened(name, form, self.buckets.get(name, {}))
+            form if form is None else change(name, form, self.buckets.get(name, {}))
             for name, form in zip(self.names, signature, strict=True)
         )
 
@@ -113,12 +120,9 @@ class Padding:
         apart = self._taken(longer, partial(spread, shares=(i / count for i in range(count))))
         return apart or self._taken(longer, partial(spread, shares=repeat(0.0)))
 
-    def _taken(self, longer: Signature, change: Callable[[str, Form, Mapping[int, Rule]], Form]) -> Exact | None:
+    def _taken(self, longer: Signature, change: Change) -> Exact | None:
         """Shapes made of padded ones, with their graph; None where the function does not take them."""
-        signature = tuple(
-            form if form is None else change(name, form, self.buckets.get(name, {}))
-            for name, form in zip(self.names, longer, strict=True)
-        )
+        signature = self._changed(longer, change)
         try:
             return signature, self.trace(signature)
         except Exception:  # no call will have these shapes

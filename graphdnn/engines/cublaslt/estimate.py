@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphdnn.engines.cost import RESIDUAL_US
 from graphdnn.engines.cublaslt.problem import Problem
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import float32
@@ -22,10 +23,6 @@ TILES: tuple[tuple[int, int, float], ...] = ((256, 128, 0.97), (128, 128, 0.87),
 PLAIN_TILES: tuple[tuple[int, int, float], ...] = (*TILES[:2], (128, 64, 0.8), (64, 64, 0.7))
 """The same outside the matrix units, whose small tiles wait less for memory.  In float32 1024 cubed took 61.0 us in one
 wave of 128x64, 512x768x768 20.9 us in three blocks of 64x64 a multiprocessor, K in four parts."""
-
-RESIDUAL_US = 0.3
-"""What reading a residual takes besides its bytes, which nothing hides: 128x1024x1024 took 0.7 us longer with one,
-128x4096x1024 0.05, 8192x4096x1024 3.8 (16 MiB), 4096 cubed 8.1 and 4096x14336x4096 4.8 (32 MiB)."""
 
 SPLITS = (1, 2, 4, 8, 16)
 """Parts into which K may be divided; from two on a second kernel adds up the parts."""

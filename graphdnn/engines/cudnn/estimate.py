@@ -10,6 +10,7 @@ from math import ceil, prod
 
 from graphdnn.engines.arithmetic import CHANNELS_AT_ONCE, TF32, has_few_channels
 from graphdnn.engines.contract import Policy, Support
+from graphdnn.engines.cost import RESIDUAL_US
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy, row_length
 from graphdnn.engines.cudnn.limits import convolution_class, ieee_float32, lies_channels_last
 from graphdnn.ir.graph import Node
@@ -47,10 +48,6 @@ UNALIGNED: tuple[tuple[int, float], ...] = ((8, 1.0), (4, 0.36), (1, 0.2))
 CHANNEL_BLOCK = 32
 """Input channels in eights are multiplied in whole blocks of so many at each tap: 7x7 on 8 channels took 174 us, on 4,
 where kernels for few channels take over, 67 us."""
-
-RESIDUAL_US = 0.3
-"""What reading a residual behind a matrix product takes besides its bytes, which the product does not hide: the first
-plans took 0.2 to 2.7 us longer with one of up to 16 MiB, 34 us with one of 32 MiB.  cuBLASLt has the same."""
 
 ONE_BLOCK = 0.55
 """Share of the rate on 8 channels, a quarter of such a block: 11 fused first convolutions took 1.1 to 2.3 times as long
@@ -284,8 +281,7 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     if anatomy.before and anatomy.has(*CONVOLUTIONS, MatMul):
         arithmetic = arithmetic / PROLOGUE_SHARE + prologue_us(anatomy, target)
         notes.append("what stands before the matrix work is computed anew for each tile")
-    share, kernel_us = memory_pace(anatomy)
-    pace = target.bandwidth * share
+    pace, kernel_us = memory_pace(anatomy, target)
     residual = residual_bytes(anatomy)
     memory = 1e6 * (region.read_bytes + region.written_bytes - residual) / pace
     fixed = kernel_us + (sum(work.converting_us for work in works) + target.launch_us)
@@ -311,14 +307,16 @@ def residual_bytes(anatomy: Anatomy) -> int:
     return sum(v.type.nbytes for v in read if v.type.size in sizes)
 
 
-def memory_pace(anatomy: Anatomy) -> tuple[float, float]:
-    """Share of the copy bandwidth that the region's kernel reaches, and the microseconds that it takes in any case."""
+def memory_pace(anatomy: Anatomy, target: Target) -> tuple[float, float]:
+    """Bytes a second that the region's kernel moves, and the microseconds that it takes in any case."""
     name = family(anatomy)
     share, fixed = BANDWIDTH[name], PRODUCT_FIXED_US if name == "matmul" else FIXED_US
     norms = [n for n in anatomy.anchors if isinstance(n.op, ROW_NORMS)]
     if norms and len(anatomy.region.nodes) == 1:
         share, fixed = BARE_NORM, BARE_NORM_FIXED_US
-    return share * ODD_ROWS if any(row_length(n) % 64 for n in norms) else share, fixed
+    if any(row_length(n) % 64 for n in norms):
+        share *= ODD_ROWS
+    return target.bandwidth * share, fixed
 
 
 def work_of(node: Node, anatomy: Anatomy, target: Target, policy: Policy) -> Work:
@@ -356,8 +354,8 @@ def few_channels(work: Work, node: Node, anatomy: Anatomy, target: Target) -> Wo
     (_, channels, *extents), kernel = node.operands[0].type.shape, node.operands[1].type.shape[2:]
     stem_us = STEMS.get((channels, *kernel))
     if stem_us is not None and node.op.stride == (2, 2) and min(extents) >= STEM_EXTENT:
-        region = anatomy.region
-        memory = 1e6 * (region.read_bytes + region.written_bytes) / (target.bandwidth * memory_pace(anatomy)[0])
+        pace, _ = memory_pace(anatomy, target)
+        memory = 1e6 * (anatomy.region.read_bytes + anatomy.region.written_bytes) / pace
         return replace(work, arithmetic_us=max(work.arithmetic_us, stem_us + memory))
     product = product_of(node)
     count = 2 * product.m * max(product.n, FEW_COLUMNS) * product.k

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -357,22 +358,27 @@ class StarvingError(Exception):
     status = 3
 
 
-def test_a_lack_of_memory_is_of_the_moment(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
-    def starve(*_: object) -> None:
+@pytest.fixture
+def starve(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has a call of the library lack memory from then on."""
+
+    def fail(*_: object) -> None:
         raise StarvingError("CUBLAS_STATUS_ALLOC_FAILED")
 
     fake.cuBLASLtError = StarvingError
     library = fake.library()
     monkeypatch.setattr(engine_module, "open_library", lambda: library)
+    return lambda name: monkeypatch.setattr(fake, name, fail, raising=False)
+
+
+def test_a_lack_of_memory_is_of_the_moment(starve: Callable[[str], None], rng: np.random.Generator) -> None:
     region = product(*CASES["one"])
     (candidate, *_), plan = candidates_of(region), built(region)
-    monkeypatch.setattr(fake, "matmul", starve, raising=False)
+    starve("matmul")
     with pytest.raises(OutOfMemoryError):
         run(region, CublasLtEngine().build(candidate, H200()), rng)  # type: ignore[arg-type]
     assert isinstance(plan, CublasLtPlan)
-    monkeypatch.setattr(fake, "matmul_algo_get_heuristic", starve, raising=False)
+    starve("matmul_algo_get_heuristic")
     answers = CublasLtEngine().candidates(region, H200(), Policy()), CublasLtEngine().build(candidate, H200())
     for answer in answers:
         assert isinstance(answer, Decline)
@@ -380,19 +386,12 @@ def test_a_lack_of_memory_is_of_the_moment(
 
 
 def test_a_thread_without_memory_for_its_descriptors_is_told_so(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+    starve: Callable[[str], None], rng: np.random.Generator
 ) -> None:
     """A thread makes descriptors of its own at its first call of a plan."""
-
-    def starve(*_: object) -> None:
-        raise StarvingError("CUBLAS_STATUS_ALLOC_FAILED")
-
-    fake.cuBLASLtError = StarvingError
-    library = fake.library()
-    monkeypatch.setattr(engine_module, "open_library", lambda: library)
     region = product(*CASES["one"])
     plan = built(region)
-    monkeypatch.setattr(fake, "matmul_desc_create", starve, raising=False)
+    starve("matmul_desc_create")
     errors: list[Exception] = []
 
     def call() -> None:
