@@ -343,7 +343,9 @@ class Parser:
         if self.token.kind == "text":
             token = self.take()
             try:
-                return str(json.loads(token.text))
+                name = str(json.loads(token.text))
+                name.encode()  # half of a character is none
+                return name
             except ValueError:
                 raise self.wrong("a quoted name with JSON's escapes", token) from None
         return self.word()

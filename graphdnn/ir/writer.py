@@ -11,7 +11,7 @@ from graphdnn.ir.op import Op
 from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import LARGEST_RANK, LARGEST_SIZE, DType, TensorType, promote
 from graphdnn.ir.verify import verify
-from graphdnn.spelling import quoted
+from graphdnn.spelling import named, quoted
 
 Operand = Value | bool | int | float
 
@@ -35,7 +35,9 @@ class GraphWriter:
         if wanted is not None:
             checked_name("a value or node", wanted)
             if wanted in self._names:
-                raise GraphError(f"graph {self.name}: the name {wanted} is taken; names of values and nodes are unique")
+                raise GraphError(
+                    f"graph {named(self.name)}: the name {named(wanted)} is taken; names of values and nodes are unique"
+                )
             self._names.add(wanted)
             return wanted
         count = self._counters.get(stem, 0)
@@ -89,7 +91,7 @@ class GraphWriter:
             read = [first[i].infer(v.type)[0] if i in first else v.type for i, v in enumerate(values)]
             inferred = tuple(types) if types is not None else op.infer(*read)
         except GraphError as error:
-            raise in_context(error, name or stem or op.label, operands) from None
+            raise in_context(error, named(name or stem or op.label), operands) from None
         claimed = self.claim(name, stem or op.label)
         if first:
             own = (claimed,) if origins is None else origins

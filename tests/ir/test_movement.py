@@ -47,6 +47,14 @@ def test_expand(x: tuple[int, ...], shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(run(lambda g, v: g.expand(v, shape), array.astype(np.float32)), expected)
 
 
+def test_iota_ends_where_its_type_does() -> None:
+    g = gd.GraphBuilder()
+    last = gd.evaluate(g.build({"y": g.iota(128, dtype=gd.int8)}), {})["y"][-1]
+    assert last == 127
+    with pytest.raises(gd.GraphError, match="int8 does not hold 128"):
+        g.iota(129, dtype=gd.int8)
+
+
 def test_squeeze_and_unsqueeze() -> None:
     x = numbered(1, 3, 1, 5)
     np.testing.assert_array_equal(run(lambda g, v: g.squeeze(v, -2), x), x.squeeze(2))

@@ -197,6 +197,9 @@ WRONG = {
     "line 3: k: %k is not made": ("= %y", "= %y update k = %k"),
     "constant c: 'abc' is no SHA-256": ("  return", "  constant %c: f32[1] sha256:abc return"),
     "nested too deeply": ("(%x) :", "(%x) {parameters=" + "(" * 20000 + "} :"),
+    "line 1: found '\"\\\\ud800\"' where a quoted name": ("graph g", 'graph "\\ud800"'),
+    "line 2: node y: reduce_sum: axes are (1, 0); ascending": ("relu(%x)", "reduce_sum(%x) {axes=(1, 0)}"),
+    "line 2: node y: squeeze: axes (0, 0) must be size-1": ("relu(%x)", "squeeze(%i) {axes=(0, 0)}"),
     "line 1: found '\"\\\\q\"' where a quoted name": ("graph g", 'graph "\\q"'),
 }
 

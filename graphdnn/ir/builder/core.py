@@ -112,16 +112,17 @@ class BuilderCore:
 
         Operands of pointwise ops are promoted; with `whole`, integers are divided as integers.
         """
+        who = called(name, op.label)
         operands = tuple(v.item() if isinstance(v, np.generic) else v for v in operands)
         for index, value in enumerate(operands):
             if not isinstance(value, bool | int | float):
-                self._check_owned(f"{called(name, op.label)}: operand {index}", value)
+                self._check_owned(f"{who}: operand {index}", value)
         if not isinstance(op, Elementwise):
             return self._writer.emit(op, operands, name=name)
         try:
             made = promoted(op, operands, whole=whole)
         except GraphError as error:
-            raise in_context(error, called(name, op.label), operands) from None
+            raise in_context(error, who, operands) from None
         return self._writer.emit(made.op, made.operands, name=name, stem=op.label, first=made.casts)
 
     def _operate(self, fn: str, *operands: Operand) -> Value:

@@ -128,8 +128,8 @@ class Squeeze(Renaming):
     axes: tuple[int, ...]
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
-        if any(not 0 <= a < x.rank or x.shape[a] != 1 for a in self.axes):
-            raise GraphError(f"squeeze: axes {quoted(self.axes)} must be size-1 axes of x, which is {x}")
+        if len(set(self.axes)) != len(self.axes) or any(not 0 <= a < x.rank or x.shape[a] != 1 for a in self.axes):
+            raise GraphError(f"squeeze: axes {quoted(self.axes)} must be size-1 axes of x, each named once: x is {x}")
         return (TensorType(tuple(n for a, n in enumerate(x.shape) if a not in self.axes), x.dtype),)
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
