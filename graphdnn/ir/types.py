@@ -148,6 +148,16 @@ def normalized_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[in
     return tuple(out)
 
 
+def are_apart(shape: Sequence[int], strides: Sequence[int], size: int = 1) -> bool:
+    """Whether each axis steps over all that the axes inside it reach, so that no two elements of `size` meet."""
+    reach = size
+    for step, n in sorted((abs(s), n) for n, s in zip(shape, strides, strict=True) if n > 1):
+        if step < reach:
+            return False
+        reach += (n - 1) * step
+    return True
+
+
 def aligned_strides(type: TensorType, shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a tensor along the axes of `shape`, its own with size-1 axes put in or left out; 0 along those."""
     wide = iter([s for n, s in zip(type.shape, type.layout, strict=True) if n != 1])
@@ -226,7 +236,7 @@ class TensorType:
     @property
     def is_dense(self) -> bool:
         """Whether every element of the extent belongs to the tensor exactly once."""
-        return self.extent == self.size and not self.repeats
+        return self.extent == self.size and are_apart(self.shape, self.layout)
 
     def with_strides(self, strides: Sequence[int] | None) -> TensorType:
         wanted = None if strides is None else tuple(strides)

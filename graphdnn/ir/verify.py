@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Value
-from graphdnn.ir.types import LARGEST_SPAN, TensorType
+from graphdnn.ir.types import LARGEST_SPAN, TensorType, are_apart
 
 
 def names_are_unique(graph: Graph) -> None:
@@ -61,7 +61,7 @@ def output_strides_fit(graph: Graph) -> None:
         if name not in graph.outputs:
             raise GraphError(f"strides are declared for {name}, which is no output of graph {graph.name}")
         declared = graph.outputs[name].type.with_strides(strides)
-        if declared.extent < declared.size or declared.repeats or min(strides, default=0) < 0:
+        if not are_apart(declared.shape, strides) or min(strides, default=0) < 0:
             raise GraphError(
                 f"output {name} of type {declared.with_strides(None)} has strides {strides}, "
                 "which make elements share memory or run backwards"

@@ -209,6 +209,15 @@ CULPRITS = {
     "output y of type f32[2x3] has strides (4, 18446744073709551616), which": (
         lambda g, x: g.build({"y": g.relu(x)}, strides={"y": (4, 2**64)})
     ),
+    "output y of type f32[2x3] has strides (0, 1), which make elements share memory": lambda g, x: g.build(
+        {"y": g.relu(x)}, strides={"y": (0, 1)}
+    ),
+    "output y of type f32[2x3] has strides (2, 2), which make elements share memory": lambda g, x: g.build(
+        {"y": g.relu(x)}, strides={"y": (2, 2)}
+    ),
+    "output y of type f32[4x4] has strides (2, 3), which make elements share memory": lambda g, x: g.build(
+        {"y": g.input("square", (4, 4), gd.float32)}, strides={"y": (2, 3)}
+    ),
     "input far of type f32[2x3] has strides (1099511627776, 1), which spread its elements": lambda g, x: g.input(
         "far", (2, 3), gd.float32, strides=(2**40, 1)
     ),

@@ -214,3 +214,18 @@ def test_channels_last_reads_as_rows_of_channels() -> None:
     type = TensorType((2, 5, 3, 4), gd.float16, channels_last((2, 5, 3, 4)))
     (rows,) = Transpose(axes=(0, 2, 3, 1)).view(type) or ()
     assert reshaped_strides((2, 3, 4, 5), rows.strides, (24, 5)) == (5, 1)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_dense_is_each_place_once(number: int, seed: int) -> None:
+    """Against every element's place; some strides span as much memory as there are elements and miss some of it."""
+    rng = np.random.default_rng([seed, number])
+    found = set()
+    for _ in range(500):
+        shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(0, 4)))
+        type = TensorType(shape, gd.int8, tuple(int(s) for s in rng.integers(0, 5, len(shape))))
+        places = sorted(sum(i * s for i, s in zip(at, type.layout, strict=True)) for at in np.ndindex(shape))
+        is_dense = places == list(range(type.extent))
+        assert type.is_dense == is_dense, type
+        found.add((is_dense, type.extent == type.size))
+    assert found == {(True, True), (False, True), (False, False)}
