@@ -28,13 +28,12 @@ class DeviceBound:
         self.graph: CapturedGraph | None = None
         self._launch: Callable[[], tuple[Any, ...]] | None = None
         sources = read_inputs(context.loaded.graph, inputs, context.device.stream, context.device)
-        self._read = {f"input {n}": source.array for n, source in sources.items() if source.array is not None}
         context.device.synchronize()  # what producers still had to do; later changes are the caller's to order
         self._held: list[object] = [source.owner for source in sources.values()]
         self._staged: list[tuple[InputStaging, Array]] = []
         self._fetched: dict[str, tuple[OutputStaging, Array]] = {}
         self._results: dict[str, Any] = {}
-        self._fixed: list[tuple[str, int, int]] = []
+        self._taken = {f"input {name}": source.placed() for name, source in sources.items()}
         before: list[Command] = []
         after: list[Command] = []
         inputs_at = {name: self._bind_input(name, source, before) for name, source in sources.items()}
@@ -87,7 +86,7 @@ class DeviceBound:
                 for staging, array in self._staged:
                     staging.stage(array)
             if self.graph is None:
-                issue(self._commands, handle)
+                issue(device, self._commands, handle)
                 self.graph = context.captured(self._commands)
                 if self.graph is not None and device.is_alone and not self._staged and not self._fetched:
                     self._launch = self.graph.try_default
@@ -107,12 +106,11 @@ class DeviceBound:
                 "a call bound to numpy arrays cannot be captured, since the host copies them; bind arrays on the device"
             )
         self._context.retain(stream, self)
-        issue(self._commands, stream)
+        issue(self._device, self._commands, stream)
 
     def _bind_input(self, name: str, source: Source, before: list[Command]) -> int:
         type = self._context.loaded.graph.inputs[name].type
         if reads_in_place(source, type):
-            self._fixed.append((f"input {name}", source.address, type.span_bytes))
             return source.address
         staging = InputStaging(f"input {name}", type, self._context.loaded)
         self._held.append(staging)
@@ -132,25 +130,22 @@ class DeviceBound:
                 )
         addresses: dict[str, int] = {}
         for name, type in context.loaded.types.items():
-            array = given.get(name)
-            if array is None and on_host:
-                array = empty(type)
-            if array is None:
+            if name in given or on_host:
+                array = self._results[name] = given[name] if name in given else empty(type)
+                addresses[name] = self._write_to(name, array, type, after)
+            else:
                 memory = self._device.allocate(type.span_bytes)
                 self._results[name] = DeviceArray(type, memory, context.order, self._device)
                 addresses[name] = memory.handle
-            else:
-                self._results[name] = array
-                addresses[name] = self._write_to(name, array, type, after)
         return addresses
 
     def _write_to(self, name: str, array: Any, type: TensorType, after: list[Command]) -> int:
         """Where plans write an output that the caller gave, fetching it from there for an array on the host."""
         source = read_writable(f"output {name}", array, type, self._device.stream, self._device)
         self._held.append(source.owner)
+        check_apart(f"output {name}", source.placed(), self._taken)
+        self._taken[f"output {name}"] = source.placed()
         if source.array is not None:
-            fetched = {f"output {other}": array for other, (_, array) in self._fetched.items()}
-            check_apart(f"output {name}", source.array, {**self._read, **fetched})
             memory: Memory = self._device.allocate(type.span_bytes)
             staging = OutputStaging(type, self._device)
             self._held += (memory, staging)
@@ -166,9 +161,4 @@ class DeviceBound:
                 f"output {name} starts at address {source.address}; one aligned to {ALIGNMENT} bytes "
                 "is needed to write in place"
             )
-        nbytes = type.span_bytes
-        for who, start, size in self._fixed:
-            if source.address < start + size and start < source.address + nbytes:
-                raise ExecutionError(f"output {name} shares memory with {who}; memory of its own is needed")
-        self._fixed.append((f"output {name}", source.address, nbytes))
         return source.address

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphdnn.errors import ExecutionError, GraphError, in_words
 from graphdnn.ir.graph import Graph
-from graphdnn.ir.types import Array, DType, TensorType, as_dtype
+from graphdnn.ir.types import Array, DType, TensorType, are_apart, as_dtype
 from graphdnn.runtime import dlpack
 from graphdnn.runtime.arrays import DeviceArray
 from graphdnn.runtime.buffers import host_view
@@ -53,6 +53,13 @@ class Source:
 
     def type(self, dtype: DType) -> TensorType:
         return TensorType(self.shape, dtype, self.strides)
+
+    def placed(self) -> Array:
+        """An array that lies where this one does, for its place alone: what a device has there cannot be read so."""
+        if self.array is not None:
+            return self.array
+        assert self.dtype is not None
+        return host_view(self.address, self.type(self.dtype), None)
 
 
 def read(array: Any, stream: int, device: CudaDevice | None) -> Source:
@@ -195,11 +202,17 @@ def read_interface(array: Any, interface: Mapping[str, Any], stream: int, device
     return Source(where, array)
 
 
-def read_writable(who: str, array: Any, type: TensorType, stream: int, device: CudaDevice | None) -> Source:
+def read_writable(who: str, given: Any, type: TensorType, stream: int, device: CudaDevice | None) -> Source:
     """As `read_checked`, for an array that is going to be written."""
-    source = read_checked(who, array, type, stream, device)
+    source = read_checked(who, given, type, stream, device)
     if source.read_only:
         raise ExecutionError(f"{who} is a read-only array; one that can be written is needed")
+    array = source.array
+    if array is not None and not are_apart(array.shape, array.strides, array.itemsize):
+        raise ExecutionError(
+            f"{who} has strides of {array.strides} bytes, which make its elements share memory; memory of its own is "
+            "needed for each"
+        )
     return source
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from graphdnn.errors import ExecutionError
 from graphdnn.runtime.program import Program
-from tests.runtime.fake import FakeDevice, fake_program, host_program
+from tests.runtime.fake import FakeDevice, Foreign, fake_program, host_program, on_device
 from tests.runtime.test_program import affine, check, draw, expected
 
 
@@ -41,3 +41,15 @@ def test_bound_outputs_may_be_columns_of_one_array(program: Program, rng: np.ran
     program.bind({"x": x}, {"y": table[:, ::2], "z": table[:, 1::2]})()
     np.testing.assert_array_equal(table[:, ::2], expected(x)["y"])
     np.testing.assert_array_equal(table[:, 1::2], expected(x)["z"])
+
+
+def test_on_a_device_they_are_told_apart_as_exactly(rng: np.random.Generator) -> None:
+    """Also from an input that lies in another way and is copied; what lies between its rows is apart."""
+    device = FakeDevice()
+    program, table = fake_program(affine(), device, rng, 1), on_device(rng.standard_normal((6, 16), np.float32), device)
+    x = Foreign(table.array[::2, :5], device)
+    taken, free = (Foreign(table.array[row, :15].reshape(3, 5), device) for row in (2, 1))
+    with pytest.raises(ExecutionError, match=r"^output y shares memory with input x; memory of its own is needed$"):
+        program.bind({"x": x}, {"y": taken})
+    found = program.bind({"x": x}, {"y": free})()
+    check({"z": found["z"], "y": free.array}, x.array)

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import graphdnn as gd
 from graphdnn.errors import ExecutionError
@@ -125,6 +126,12 @@ def test_bound_outputs_must_fit(program: Program) -> None:
         ({"q": x}, "q is not an output of graph affine; its outputs are y, z"),
         ({"y": x.astype(np.float16)}, "output y is float16; float32 is needed"),
         ({"y": frozen}, "output y is a read-only array; one that can be written is needed"),
+        ({"y": None}, "output y is a NoneType; a numpy array, or one with .* is needed"),
+        ({"y": as_strided(x.copy(), (3, 5), (0, 4))}, r"output y has strides of \(0, 4\) bytes, which make .*"),
+        (
+            {"y": sliding_window_view(np.zeros(7, np.float32), 5, writeable=True)},
+            r"output y has strides of \(4, 4\) .*",
+        ),
     ):
         with pytest.raises(ExecutionError, match=f"^{message}$"):
             program.bind({"x": x}, outputs)
