@@ -15,6 +15,7 @@ from graphdnn.runtime.arrays import DeviceArray, StreamOrder, empty
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
 from graphdnn.runtime.closed import Closed, Lock, check_open
+from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
 from graphdnn.runtime.glance import Glance
 from graphdnn.runtime.loaded import LoadedGraph, laid_out
@@ -133,7 +134,7 @@ class DeviceContext:
                     self.order.finish()
                     finished = True
                 staging.stage(source.array)
-            staging.prepare(source)(stream)
+            issue(self.device, (staging.prepare(source),), stream)
             addresses.append(staging.memory.handle)
         return addresses
 
@@ -157,7 +158,7 @@ class DeviceContext:
                 graphs.move_to_end(addresses)
                 captured.launch(stream)
                 return
-        issue(commands, stream)
+        issue(self.device, commands, stream)
         graphs[addresses] = None
         if len(graphs) > GRAPHS_KEPT:
             graphs.popitem(last=False)
@@ -169,7 +170,7 @@ class DeviceContext:
         put on the stream piece by piece, and captured at a later call.
         """
         try:
-            return self.device.capture(lambda own: issue(commands, own))
+            return self.device.capture(lambda own: issue(self.device, commands, own))
         except ContextLostError:
             raise
         except ExecutionError:
@@ -256,7 +257,7 @@ class DeviceContext:
             if source.array is not None:
                 staging.stage(source.array)
             self.order.enter(device.stream)
-            staging.prepare(source)(device.stream)
+            issue(device, (staging.prepare(source),), device.stream)
             self.order.leave(device.stream, device)
             device.synchronize()
 
@@ -293,6 +294,14 @@ def run_plan(plan: DevicePlan, addresses: Sequence[int], workspace: int) -> Comm
     return lambda stream: enqueue(addresses, stream, workspace)
 
 
-def issue(commands: Sequence[Command], stream: int) -> None:
-    for command in commands:
-        command(stream)
+def issue(device: CudaDevice, commands: Sequence[Command], stream: int) -> None:
+    """Puts commands on a stream.  Raises ContextLostError where one fails since the context is lost: libraries report
+    that by errors of their own."""
+    try:
+        for command in commands:
+            command(stream)
+    except ContextLostError:
+        raise
+    except ExecutionError:
+        device.check_alive(stream)
+        raise

@@ -265,10 +265,16 @@ class CudaDevice:
         """Microseconds of device time between two finished events made with timing."""
         return 1e3 * float(self.check("read a time", self.driver.cuEventElapsedTime(start.handle, end.handle)))
 
+    def check_alive(self, stream: int) -> None:
+        """Raises ContextLostError where the context is lost, once the work on a stream is done; nothing that is being
+        captured is waited for."""
+        if not self.is_capturing(stream):
+            self.synchronize(stream)
+
     def is_capturing(self, stream: int) -> bool:
         """Whether work put on the stream now would be captured into a graph, or would break a capture."""
         result = self.driver.cuStreamIsCapturing(stream)
-        return int(result[0]) == CAPTURE_IMPLICIT or int(self.check("ask for a capture", result)) != 0
+        return int(result[0]) == CAPTURE_IMPLICIT or int(self.check("say whether a stream is captured", result)) != 0
 
     def check_no_capture(self, doing: str) -> None:
         """Raises MomentaryError where a stream of the caller's is known to be captured.  The driver would refuse too,

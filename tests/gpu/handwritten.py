@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import graphdnn as gd
+from graphdnn.errors import ExecutionError
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType
@@ -70,7 +71,8 @@ class Handwritten:
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         shape = (self._blocks, 1, 1, 128, 1, 1, 0)
         (status,) = self._launch(self._function, *shape, stream, ctypes.addressof(pointers), 0)
-        assert int(status) == 0, status
+        if status:
+            raise ExecutionError(f"the driver refused the launch with {status.name}")
 
 
 def pointwise(region: Region, device: CudaDevice) -> Handwritten:

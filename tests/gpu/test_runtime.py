@@ -18,7 +18,7 @@ from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import RELEASE
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.timing import CudaTimer
-from tests.gpu.handwritten import SHAPE, affine, check, draw, pointwise, program
+from tests.gpu.handwritten import SHAPE, affine, check, draw, expected, pointwise, program
 from tests.processes import child_environment, in_threads
 
 pytestmark = pytest.mark.gpu
@@ -181,6 +181,28 @@ def test_outputs_are_not_overwritten_while_held(exe: Program, rng: np.random.Gen
         check(found, x.cpu().numpy())
 
 
+def test_outputs_are_not_overwritten_while_parts_of_them_are_held(exe: Program, rng: np.random.Generator) -> None:
+    """By views that other libraries made of them, their arrays and ours long gone."""
+    import cupy
+
+    parts = {
+        "torch, a slice": lambda a: torch.from_dlpack(a)[5:].T,
+        "torch, by the interface": lambda a: torch.as_tensor(a, device="cuda")[5:].T,
+        "cupy, a slice": lambda a: torch.from_dlpack(cupy.from_dlpack(a)[5:].T),
+        "cupy, by the interface": lambda a: torch.from_dlpack(cupy.asarray(a)[5:].T),
+    }
+    held = []
+    for _ in range(3):
+        for name, part in parts.items():
+            value = draw(rng)
+            found = exe.run({"x": torch.tensor(value, device="cuda")})
+            held.append((name, value, part(found["z"])))
+            del found
+    torch.cuda.synchronize()
+    for name, value, found in held:
+        np.testing.assert_allclose(found.cpu(), expected(value)["z"][5:].T, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
 class TestBound:
     def test_reads_and_overwrites(self, exe: Program, rng: np.random.Generator) -> None:
         x, y = torch.empty(SHAPE, device="cuda"), torch.full(SHAPE, torch.nan, device="cuda")
@@ -316,14 +338,19 @@ def child(text: str) -> str:
     return done.stdout
 
 
-def test_a_fault_names_the_graph_and_every_later_call_says_so() -> None:
-    out = child("""
+@pytest.mark.parametrize("behind", [0, 300])
+def test_a_fault_names_the_graph_and_every_later_call_says_so(behind: int) -> None:
+    """Whether the call's end meets it, or the launch of a kernel behind the one at fault."""
+    out = child(f"""
         g = gd.GraphBuilder("faulty")
-        bad = program(g.build({"y": g.abs(g.input("x", (3,), gd.float32))}), device)
+        y = g.abs(g.input("x", (3,), gd.float32))
+        for _ in range({behind}):
+            y = g.neg(y)
+        bad = program(g.build({{"y": y}}), device)
         good = program(affine((3, 5)), device)
         for exe, x in ((bad, np.zeros(3, np.float32)), (good, np.zeros((3, 5), np.float32))):
             try:
-                exe.run({"x": x})
+                exe.run({{"x": x}})
             except ExecutionError as error:
                 print(error)
     """)

@@ -174,6 +174,8 @@ class FakeDevice:
     def wait_on_host(self, event: FakeEvent) -> None:
         self._run(sorted(event.behind))
 
+    def check_alive(self, stream: int) -> None: ...
+
     # capture
 
     def is_capturing(self, stream: int) -> bool:
