@@ -120,6 +120,5 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "notes": texts,
     "in_place": pairs,
     "untimed_us": optional_microseconds,
-    "ruled_out": text,
 }
 """How each field of Support is read, in the order in which it has them."""

@@ -46,7 +46,7 @@ class Support:
     `last_resort` marks a correct kernel that exists so that every graph runs, not to be fast.  `in_place` are pairs of
     input and output indices that may share memory; several at once where no index is in two of them.  `estimated_us`
     is of the best plan; where the engine's own order of plans is known not to be trusted, `untimed_us` is what its
-    first one may take.  `ruled_out` says in words what an option costs here.
+    first one may take.
     """
 
     estimated_us: float
@@ -58,7 +58,6 @@ class Support:
     notes: tuple[str, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
     untimed_us: float | None = None
-    ruled_out: str = ""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def ruled_out(selector: Selector, engine: str, region: Region, answer: Support) 
     """What a limit on scratch costs an engine that does with less, in words; nothing where it costs none."""
     free = selector.support.without_scratch_limit(engine, region) if selector.limits.most_scratch is not None else None
     if free is None or free.estimated_us >= answer.estimated_us or not selector.limits.forbids(free.workspace_bytes):
-        return answer.ruled_out
+        return ""
     limit = selector.limits.loosened(free.workspace_bytes, deterministic=True)
     return (
         f"{limit.attribute}={limit.before} rules out {free.workspace_bytes} bytes of scratch, with which {engine} is "

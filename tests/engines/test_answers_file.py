@@ -27,7 +27,6 @@ YES = Support(
     notes=("tile 8", 'ü "quoted" \ud800\n'),
     in_place=((0, 1), (2, 0)),
     untimed_us=1e-300,
-    ruled_out="a limit",
 )
 NO = Decline(Code.ALIGNMENT, "%y starts at 2", Fix("y", "alignment", "2", "16"))
 
@@ -72,7 +71,6 @@ YESES = st.builds(
     st.lists(TEXT, max_size=3).map(tuple),
     st.lists(st.tuples(COUNT, COUNT), max_size=2).map(tuple),
     st.none() | US,
-    TEXT,
 )
 NOS = st.builds(
     Decline,

@@ -67,20 +67,8 @@ class CublasLtEngine:
         words = precision_words(problem, policy)
         unit = "tf32" if words == TF32 else problem.a.dtype.name
         best = estimate(problem, region, target, unit, workspace_limit(policy))
-        free = estimate(problem, region, target, unit, workspace_limit(unbounded(policy)))
-        ruled_out = ""
-        if free.us < best.us:
-            ruled_out = (
-                f"the limit of {policy.workspace_limit} bytes of scratch rules out {free.workspace_bytes}, with which "
-                f"cublaslt is estimated at {free.us:.1f} us"
-            )
         return Support(
-            best.us,
-            words,
-            kernels=best.kernels,
-            workspace_bytes=best.workspace_bytes,
-            notes=repeats(problem),
-            ruled_out=ruled_out,
+            best.us, words, kernels=best.kernels, workspace_bytes=best.workspace_bytes, notes=repeats(problem)
         )
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:

@@ -329,10 +329,14 @@ def test_what_a_limit_costs_is_said(fake: Fake) -> None:
     assert isinstance(free, Support)
     assert isinstance(none, Support)
     assert free.workspace_bytes > 0
-    assert free.ruled_out == ""
     assert none.estimated_us > free.estimated_us
-    assert none.ruled_out == (
-        f"the limit of 0 bytes of scratch rules out {free.workspace_bytes}, with which cublaslt is estimated at "
+    g = gd.GraphBuilder()
+    a, b = g.input("a", (64, 8192), gd.float16), g.input("b", (8192, 512), gd.float16)
+    options = gd.CompileOptions(workspace_limit=0)
+    report = gd.compile(g.build({"y": g.matmul(a, b)}), target=gd.Target.named("h200"), options=options).report
+    (said,) = {c.ruled_out for c in report.candidates if c.engine == "cublaslt" and c.verdict in ("chosen", "slower")}
+    assert said == (
+        f"workspace_limit=0 rules out {free.workspace_bytes} bytes of scratch, with which cublaslt is estimated at "
         f"{free.estimated_us:.1f} us"
     )
 
