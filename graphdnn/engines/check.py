@@ -71,12 +71,12 @@ POSITIVE = {"log": (0,), "sqrt": (0,), "rsqrt": (0,), "reciprocal": (0,), "pow":
 
 
 def inputs_for(region: Region, rng: np.random.Generator) -> list[Array]:
-    """Random arrays for the region's inputs, in the memory order of their types.
+    """Random arrays for the region's inputs, in the memory order of their types, large ones of repeated numbers.
 
     Lengths and indices stay inside what they index; where one is computed within the region, all integers are zero.
     """
     blind = any(i in index_roles(n) and v not in region.inputs for n in region.nodes for i, v in enumerate(n.operands))
-    return [laid_out(v.type, numbers(region, v, blind, rng)) for v in region.inputs]
+    return [v.type.strided(np.resize(numbers(region, v, blind, rng), v.type.extent)) for v in region.inputs]
 
 
 def numbers(region: Region, value: Value, blind: bool, rng: np.random.Generator) -> Array:
@@ -97,12 +97,6 @@ def numbers(region: Region, value: Value, blind: bool, rng: np.random.Generator)
         return np.zeros(count, type.dtype.numpy)
     low = 1 if any(is_positive(n, i) for n, i in uses) else 0 if type.dtype.kind == "uint" else -9
     return rng.integers(low, 9, count, endpoint=True).astype(type.dtype.numpy)
-
-
-def laid_out(type: TensorType, elements: Array) -> Array:
-    """An array of that type in memory of its own, filled with these elements again and again."""
-    flat = np.resize(elements, type.extent)
-    return np.lib.stride_tricks.as_strided(flat, type.shape, [s * flat.itemsize for s in type.layout])
 
 
 def index_roles(node: Node) -> dict[int, int]:

@@ -238,6 +238,10 @@ class TensorType:
         """Whether every element of the extent belongs to the tensor exactly once."""
         return self.extent == self.size and are_apart(self.shape, self.layout)
 
+    def strided(self, flat: Array) -> Array:
+        """Flat memory, whose first element is the tensor's, seen by this shape and these strides."""
+        return np.lib.stride_tricks.as_strided(flat, self.shape, [s * flat.itemsize for s in self.layout])
+
     def with_strides(self, strides: Sequence[int] | None) -> TensorType:
         wanted = None if strides is None else tuple(strides)
         return self if wanted == self.strides else TensorType(self.shape, self.dtype, wanted)

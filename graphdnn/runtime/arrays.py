@@ -216,8 +216,7 @@ class DeviceArray:
 
 def empty(type: TensorType) -> Array:
     """Host memory of this type, strides included."""
-    flat = np.empty(type.extent, type.dtype.numpy)
-    return np.lib.stride_tricks.as_strided(flat, type.shape, [s * flat.itemsize for s in type.layout])
+    return type.strided(np.empty(type.extent, type.dtype.numpy))
 
 
 def in_memory_order(array: Array, type: TensorType) -> Array:

@@ -43,4 +43,4 @@ def host_view(address: int, type: TensorType, owner: object) -> Array:
     raw: Any = (ctypes.c_byte * ((high - low + 1) * dtype.itemsize)).from_address(address + low * dtype.itemsize)
     raw.owner = owner
     flat: Array = np.frombuffer(raw, dtype=np.uint8).view(dtype)
-    return np.lib.stride_tricks.as_strided(flat[-low:], type.shape, [s * dtype.itemsize for s in type.layout])
+    return type.strided(flat[-low:])

@@ -43,10 +43,7 @@ class Placed:
 
     def view(self, whole: Array) -> Array:
         start = GUARD + self.shift
-        flat = whole[start : start + self.nbytes].view(self.type.dtype.numpy)
-        return np.lib.stride_tricks.as_strided(
-            flat, self.type.shape, [s * self.type.dtype.itemsize for s in self.type.layout]
-        )
+        return self.type.strided(whole[start : start + self.nbytes].view(self.type.dtype.numpy))
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Filled:
         found = self.placed.view(whole).copy()
         elsewhere = np.ones(whole.size, bool)
         own = np.zeros(type.extent, bool)
-        np.lib.stride_tricks.as_strided(own, type.shape, type.layout)[...] = True
+        type.strided(own)[...] = True
         start = GUARD + self.placed.shift
         elsewhere[start : start + self.placed.nbytes] = ~np.repeat(own, type.dtype.itemsize)
         assert (whole[elsewhere] == POISON).all(), "something was written beside the tensor"
@@ -149,8 +146,7 @@ def check_in_place(device: CudaDevice, region: Region, arrays: Mapping[str, Arra
 
 def settled(type: TensorType, array: Array) -> Array:
     """The array after writing it into memory of that type and reading it back."""
-    flat = np.zeros(type.extent, type.dtype.numpy)
-    view = np.lib.stride_tricks.as_strided(flat, type.shape, [s * type.dtype.itemsize for s in type.layout])
+    view = type.strided(np.zeros(type.extent, type.dtype.numpy))
     view[...] = array
     return view
 

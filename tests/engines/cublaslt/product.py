@@ -10,7 +10,7 @@ import numpy as np
 import graphdnn as gd
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import Array, DType, TensorType
+from graphdnn.ir.types import Array, DType
 from graphdnn.ir.writer import Rewriter
 
 Tail = Callable[[gd.GraphBuilder, Value, Callable[..., Value]], Value]
@@ -84,14 +84,9 @@ def memory_of(region: Region, inputs: Mapping[str, Array]) -> list[Array]:
     for value in (*region.inputs, *region.outputs):
         flat = np.full(value.type.extent, np.nan if value.type.dtype.is_float else 99).astype(value.type.dtype.numpy)
         if value.name in inputs:
-            window(flat, value.type)[...] = inputs[value.name]
+            value.type.strided(flat)[...] = inputs[value.name]
         memory.append(flat)
     return memory
-
-
-def window(flat: Array, type: TensorType) -> Array:
-    """The elements of a tensor in its flat memory."""
-    return np.lib.stride_tricks.as_strided(flat, type.shape, [s * flat.itemsize for s in type.layout])
 
 
 def expected(region: Region, inputs: Mapping[str, Array]) -> Array:

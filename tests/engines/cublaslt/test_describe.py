@@ -31,7 +31,6 @@ from tests.engines.cublaslt.product import (
     scale_of,
     times,
     vector,
-    window,
 )
 
 SIZES = (1, 3, 5, 7, 23, 33, 63, 65, 127, 129, 300)
@@ -51,12 +50,12 @@ def check(region: Region, rng: np.random.Generator) -> Problem:
     run(problem, memory)
     (y,) = region.outputs
     right = expected(region, inputs)
-    found = window(memory[-1], y.type).astype(np.float64)
+    found = y.type.strided(memory[-1]).astype(np.float64)
     error = np.abs(found - right).max() / scale_of(region, inputs, right)
     assert (
         error <= {"float64": 1e-12, "float32": 1e-6, "int32": 0, "float16": 2e-3, "bfloat16": 1.6e-2}[y.type.dtype.name]
     )
-    window(memory[-1], y.type)[...] = np.nan if y.type.dtype.is_float else 99
+    y.type.strided(memory[-1])[...] = np.nan if y.type.dtype.is_float else 99
     rest = memory[-1].astype(np.float64)
     assert np.isnan(rest).all() if y.type.dtype.is_float else (rest == 99).all()
     return problem

@@ -155,7 +155,7 @@ def memory(type: TensorType, array: Array | None, shift: int) -> tuple[Array, Ar
     whole = np.full(type.extent * size + 256, 0xFF, np.uint8)
     start = -whole.ctypes.data % 64 + 64 + shift
     flat = whole[start : start + type.extent * size].view(type.dtype.numpy)
-    viewed = np.lib.stride_tricks.as_strided(flat, type.shape, [s * size for s in type.layout])
+    viewed = type.strided(flat)
     if array is not None:
         viewed[...] = array
     return whole, viewed
@@ -166,7 +166,7 @@ def untouched(whole: Array, viewed: Array, type: TensorType) -> None:
     size = type.dtype.itemsize
     start = viewed.ctypes.data - whole.ctypes.data
     own = np.zeros(type.extent, bool)
-    np.lib.stride_tricks.as_strided(own, type.shape, type.layout)[...] = True
+    type.strided(own)[...] = True
     rest = np.ones(whole.size, bool)
     rest[start : start + type.extent * size] = ~np.repeat(own, size)
     assert (whole[rest] == 0xFF).all(), "something was written beside the tensor"
