@@ -99,7 +99,7 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
                 entry = accepted(id, engine, region, answer, made.selector, key in chosen, conflicts.get(key))
             else:
                 own = own_answer(made.selector, engine, region, answer)
-                entry = refused(id, engine, region, user_names.translated(own, region), made.selector)
+                entry = refused(id, engine, region, user_names.translated(own, engine, region), made.selector)
             candidates.append((region, entry))
     return candidates
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from graphdnn.answer import NAME_ALONE, OVERRULED, Code, Decline, renamed
+from graphdnn.answer import NAME_ALONE, OVERRULED, Code, Decline, Fix, renamed
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Support
 from graphdnn.ir.op import Op
 from graphdnn.ir.region import Region
 from graphdnn.lazy import cached_property
 from graphdnn.planning.decisions import Decisions
+from graphdnn.report.type_fixes import JOIN, TypeFix, UserTensors
 
 
 def own_answer(selector: Selector, engine: str, region: Region, shared: Decline) -> Decline:
@@ -44,23 +45,44 @@ class UserNames:
 
     made: Decisions
 
-    def translated(self, answer: Decline, region: Region) -> Decline:
-        """The refusal of a region of the prepared graph, naming the user's nodes.
+    def translated(self, answer: Decline, engine: str, region: Region) -> Decline:
+        """An engine's refusal of a region of the prepared graph, naming the user's nodes.
 
         Its fix is dropped where no change of the user's graph brings it about: where it would change one of several
-        nodes into which a composite op was expanded (the code is then `PATTERN`), or a constant that a pass made.
+        nodes into which a composite op was expanded (the code is then `PATTERN`), or a constant that a pass made; so is
+        a change of element types with which the engine would object to something else (`PATTERN` too).
         """
         if names_nothing(answer):
             return answer
-        targets = answer.fix.target.split(" and ") if answer.fix is not None else []
+        if answer.fix is not None and answer.fix.attribute == "dtype":
+            fix = self._type_fix(answer.fix, engine, region)
+            code = answer.code if fix is not None else Code.PATTERN
+            return Decline(code, renamed(answer.reason, self._names), fix)
+        targets = answer.fix.target.split(JOIN) if answer.fix is not None else []
         if any(self._is_part(name, region) for name in targets):
             answer = replace(answer, code=Code.PATTERN, fix=None)
         fix = answer.fix
         if fix is not None:
             known = dict.fromkeys(self._names.get(name, name) for name in targets)
             is_made = not self._made_constants.isdisjoint(targets)
-            fix = None if is_made else replace(fix, target=" and ".join(known))
+            fix = None if is_made else replace(fix, target=JOIN.join(known))
         return replace(answer, reason=renamed(answer.reason, self._names), fix=fix)
+
+    def _type_fix(self, fix: Fix, engine: str, region: Region) -> Fix | None:
+        """A change of element types in the user's words; None where the engine takes the region no more than before,
+        or the user has no such tensors."""
+        change = TypeFix(region, fix)
+        is_made = any(v.name in self._made_constants for v in change.changed)
+        told = self._tensors.told(change) if change.is_of_whole_nodes and not is_made else None
+        if told is None or change.made is None:
+            return None
+        selector = self.made.selector
+        by_name = {e.name: e for e in selector.engines}
+        return told if by_name[engine].supports(change.made, selector.target, selector.policy) else None
+
+    @cached_property
+    def _tensors(self) -> UserTensors:
+        return UserTensors(self.made.graph)
 
     @cached_property
     def _names(self) -> dict[str, str]:

@@ -123,7 +123,7 @@ def norm_relu(wish: Wishes) -> gd.Graph:
 def float64_product(wish: Wishes) -> gd.Graph:
     """A product and a norm in float64: a change of types makes the first acceptable alone, the second not."""
     g = gd.GraphBuilder("float64_product")
-    dtype = wish.dtype(gd.float64, "product")
+    dtype = wish.dtype(gd.float64, "x and w")
     y = g.matmul(g.input("x", (65, 33), dtype), filled(g, "w", (33, 17), dtype, 9), name="product")
     return g.build({"y": g.layer_norm(y, name="norm")})
 

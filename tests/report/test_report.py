@@ -348,7 +348,7 @@ def test_a_report_of_other_types_is_refused(found: str, wrong: str) -> None:
         CompileReport.model_validate_json(text.replace(found, wrong))
 
 
-def test_a_fix_of_the_type_names_every_node_that_reads_what_is_too_wide() -> None:
+def test_a_fix_of_the_type_names_every_tensor_that_is_too_wide() -> None:
     """A float64 product with a float64 bias: with the product alone in float16 the bias would still be float64."""
 
     def asked(product: DType, bias: DType) -> CandidateReport:
@@ -360,6 +360,6 @@ def test_a_fix_of_the_type_names_every_node_that_reads_what_is_too_wide() -> Non
 
     fix = asked(gd.float64, gd.float64).fix
     assert fix is not None
-    assert fix.sentence == "change dtype of product and added from float64 to float16"
+    assert fix.sentence == "change dtype of xc and wc and bc from float64 to float16"
     assert asked(gd.float16, gd.float64).verdict == "declined"
     assert asked(gd.float16, gd.float16).verdict in ("chosen", "slower")

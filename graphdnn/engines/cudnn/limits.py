@@ -247,27 +247,45 @@ def fused_norm(anatomy: Anatomy, node: Node) -> Decline | None:
     """With pointwise work around it: rows of a multiple of 64, one element type all through."""
     if not anatomy.pointwise:
         return None
-    x, length = node.operands[0].type, row_length(node)
-    if length % FUSED_NORM_MULTIPLE:
-        after = -(-length // FUSED_NORM_MULTIPLE) * FUSED_NORM_MULTIPLE
-        return Decline(
-            Code.ALIGNMENT,
-            f"{node}: rows of {length}; with pointwise work around a norm cuDNN needs a multiple of "
-            f"{FUSED_NORM_MULTIPLE}",
-            Fix(node.operands[0].name, "row length", str(length), str(after)),
-        )
     problem = chain(anatomy, node)
     if problem is not None:
         return problem
-    for value in (*anatomy.region.inputs, *anatomy.region.outputs):
-        if value.type.dtype != x.dtype:
-            return Decline(
-                Code.DTYPE,
-                f"{node}: {value} is {value.type} and x is {x.dtype}; with pointwise work around a norm cuDNN needs "
-                "one type",
-                Fix(value.name, "dtype", value.type.dtype.name, x.dtype.name),
-            )
-    return None
+    return alone(row_multiple(node), one_type_around(anatomy, node))
+
+
+def row_multiple(node: Node) -> Decline | None:
+    length = row_length(node)
+    if not length % FUSED_NORM_MULTIPLE:
+        return None
+    after = -(-length // FUSED_NORM_MULTIPLE) * FUSED_NORM_MULTIPLE
+    return Decline(
+        Code.ALIGNMENT,
+        f"{node}: rows of {length}; with pointwise work around a norm cuDNN needs a multiple of {FUSED_NORM_MULTIPLE}",
+        Fix(node.operands[0].name, "row length", str(length), str(after)),
+    )
+
+
+def one_type_around(anatomy: Anatomy, node: Node) -> Decline | None:
+    """Everything that a norm and the work around it read and give is of x's type."""
+    x = node.operands[0].type
+    other = [v for v in (*anatomy.region.inputs, *anatomy.region.outputs) if v.type.dtype != x.dtype]
+    if not other:
+        return None
+    first = other[0]
+    alike = " and ".join(v.name for v in other if v.type.dtype == first.type.dtype)
+    return Decline(
+        Code.DTYPE,
+        f"{node}: {first} is {first.type} and x is {x.dtype}; with pointwise work around a norm cuDNN needs one type",
+        Fix(alike, "dtype", first.type.dtype.name, x.dtype.name),
+    )
+
+
+def alone(*answers: Decline | None) -> Decline | None:
+    """The one objection that there is, with its fix; of several, whose fixes do not suffice alone, the reasons."""
+    problems = list(dict.fromkeys(a for a in answers if a is not None))
+    if len(problems) < 2:
+        return next(iter(problems), None)
+    return Decline(Code.ATTRIBUTE, "; and ".join(p.reason for p in problems))
 
 
 def chain(anatomy: Anatomy, norm: Node) -> Decline | None:
@@ -344,10 +362,7 @@ def attention(anatomy: Anatomy, policy: Policy) -> Decline | None:
     if problem is not None:
         return problem
     answers = (*(a for t in (q, k, v) for a in (half_type(node, t), head_features(node, t))), one_type(node, 3))
-    problems = list(dict.fromkeys(a for a in answers if a is not None))
-    if len(problems) < 2:
-        return next(iter(problems), None)
-    return Decline(Code.ATTRIBUTE, "; and ".join(p.reason for p in problems))
+    return alone(*answers)
 
 
 def half_type(node: Node, type: TensorType) -> Decline | None:

@@ -107,10 +107,7 @@ def element_types(question: Question) -> Decline | None:
         reason = f"{first} is {first.type}; cuDNN takes {', '.join(FLOATS)} here"
         if not first.type.dtype.is_float:
             return Decline(Code.OP, reason)  # a condition or an index means something else as a float
-        read = [v for v in wrong if v in region.inputs]  # what is computed of them follows
-        readers = [n.name for n in region.nodes if any(v in read for v in n.operands)]
-        changed = " and ".join(readers) if len(read) > 1 else first.name
-        return Decline(Code.DTYPE, reason, Fix(changed, "dtype", first.type.dtype.name, "float16"))
+        return Decline(Code.DTYPE, reason, Fix(wide(region), "dtype", first.type.dtype.name, "float16"))
     for node in region.nodes:
         if isinstance(node.op, Cast) and not (node.operands[0].type.dtype.is_float and node.op.target.is_float):
             fix = Fix(node.name, "dtype", node.op.dtype, "float16")
@@ -119,6 +116,15 @@ def element_types(question: Question) -> Decline | None:
             fix = Fix(node.name, "dtype", node.op.dtype, "float32")
             return Decline(Code.DTYPE, f"{node}: what follows is in {node.op.dtype}; cuDNN computes in float32", fix)
     return None
+
+
+def wide(region: Region) -> str:
+    """What is wider than cuDNN's floats and has to change: tensors that are read, and casts; the rest follows."""
+    read = [v.name for v in region.inputs if v.type.dtype.is_float and v.type.dtype.name not in FLOATS]
+    casts = [
+        n.name for n in region.nodes if isinstance(n.op, Cast) and n.op.target.is_float and n.op.dtype not in FLOATS
+    ]
+    return " and ".join((*read, *casts))
 
 
 def composition(question: Question) -> Decline | None:
@@ -297,7 +303,8 @@ def objection(anatomy: Anatomy, target: Target, policy: Policy) -> Decline | Non
     if types is not None and types.fix is None:
         return types
     problem = first_objection(PLACED, question)
-    problem = family_objection(question) if problem is None else problem
+    if problem is None or problem.fix is not None:
+        problem = limits.alone(problem, family_objection(question))
     if types is None or (problem is not None and problem.code is Code.DTYPE):
         return problem
     if problem is None:
