@@ -110,6 +110,8 @@ def test_definition(fn: str, shapes: tuple[tuple[int, ...], ...], rng: np.random
 @pytest.mark.parametrize("fn", sorted(FINITE_AT_ZERO & {f for f, row in FUNCTIONS.items() if row.takes != "bool"}))
 def test_at_zero_and_at_the_kinks(fn: str) -> None:
     operands = [np.array([0.0, -0.0, 3.0, -3.0, 1.0, -1.0, 6.0])] * FUNCTIONS[fn].arity
+    if "backward" in fn:
+        operands[0] = np.arange(1.0, 8.0)
     if fn in POSITIVE:
         operands = [np.abs(x) for x in operands]
     expected = array(EXPECTED[fn](*map(tensor, operands)))
@@ -131,6 +133,11 @@ def test_far_out_nothing_overflows(fn: str) -> None:
     x = np.array([-1e4, -90.0, 90.0, 1e4], np.float32)
     expected = array(EXPECTED[fn](tensor(x.astype(np.float64))))
     np.testing.assert_allclose(evaluated(call(fn), x), expected, rtol=1e-6, atol=1e-30)
+
+
+def test_near_zero_elu_keeps_its_digits() -> None:
+    x = np.array([-1e-30, -1e-9, -1e-4], np.float32)
+    np.testing.assert_allclose(evaluated(call("elu"), x), 1.3 * np.expm1(x.astype(np.float64)), rtol=2e-7)
 
 
 def test_softplus_is_linear_far_out() -> None:

@@ -81,8 +81,8 @@ EXPRESSIONS: dict[str, Expression] = {
     "relu_backward": Expression("{1} > ({T})0 ? {0} : ({T})0"),
     "tanh_backward": Expression("{0} * (({T})1 - {1} * {1})"),
     "sigmoid_backward": Expression("{0} * {1} * (({T})1 - {1})"),
-    "leaky_relu_backward": Expression("{1} < ({T})0 ? {p0} * {0} : {0}"),
-    "elu_backward": Expression("{0} * ({1} < ({T})0 ? {p0} * exp{f}({1}) : ({T})1)"),
+    "leaky_relu_backward": Expression("{1} > ({T})0 ? {0} : {p0} * {0}"),
+    "elu_backward": Expression("{0} * ({1} <= ({T})0 ? {p0} * exp{f}({1}) : ({T})1)"),
     "gelu_backward": Expression("{0} * (" + _at_x(ERF_HALF) + " + {1} * " + NORMAL_DENSITY + ")"),
     "gelu_tanh_backward": Expression(
         "{0} * (({T})0.5 * (({T})1 + {t}) + ({T})0.5 * {1} * (({T})1 - {t} * {t}) * " + TANH_SLOPE + ")",

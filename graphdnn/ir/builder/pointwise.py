@@ -140,7 +140,7 @@ class PointwiseMethods(BuilderCore):
     def leaky_relu_backward(
         self, dy: Value, x: Value, *, negative_slope: float = 0.01, name: str | None = None
     ) -> Value:
-        """dy where x >= 0, negative_slope * dy elsewhere."""
+        """dy where x > 0, negative_slope * dy elsewhere."""
         slope = number(called(name, "leaky_relu_backward"), "negative_slope", negative_slope)
         op = Pointwise(fn="leaky_relu_backward", parameters=(slope,))
         return self._add(op, dy, x, name=name)[0]
@@ -151,7 +151,7 @@ class PointwiseMethods(BuilderCore):
         return self._add(op, x, name=name)[0]
 
     def elu_backward(self, dy: Value, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
-        """dy where x >= 0, dy * alpha * e ** x elsewhere."""
+        """dy where x > 0, dy * alpha * e ** x elsewhere."""
         op = Pointwise(fn="elu_backward", parameters=(number(called(name, "elu_backward"), "alpha", alpha),))
         return self._add(op, dy, x, name=name)[0]
 

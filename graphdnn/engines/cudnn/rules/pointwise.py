@@ -171,12 +171,12 @@ def _leaky_relu_backward(emit: Emit, operands: list[Handle], parameters: tuple[A
 
 
 def _elu_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
-    """dy * alpha * exp(x) below 0, dy elsewhere."""
+    """dy above 0, dy * alpha * exp(x) elsewhere."""
     (dy, x), (alpha,) = operands, parameters
     rank = rank_of(x)
     slope = emit.graph.mul(emit.graph.exp(emit.graph.min(x, emit.scalar(0.0, rank))), emit.scalar(alpha, rank))
-    negative = emit.graph.cmp_lt(x, emit.scalar(0.0, rank)).set_data_type(emit.cudnn.data_type.BOOLEAN)
-    return emit.graph.binary_select(emit.graph.mul(dy, slope), dy, negative)
+    outside = emit.graph.cmp_le(x, emit.scalar(0.0, rank)).set_data_type(emit.cudnn.data_type.BOOLEAN)
+    return emit.graph.binary_select(emit.graph.mul(dy, slope), dy, outside)
 
 
 def _softplus_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
