@@ -28,6 +28,10 @@ WANTED = {
 """What an option of a wrong type or value should have been, by pydantic's word for the mistake."""
 
 
+OTHERS = "gd.CompileOptions(name=value, ...) makes other ones"
+"""What to do instead of changing options, which are frozen."""
+
+
 class CompileOptions(BaseModel):
     """Options of `compile`.
 
@@ -69,6 +73,12 @@ class CompileOptions(BaseModel):
             super().__init__(**options)
         except ValidationError as error:
             raise CompileError(f"CompileOptions: {complaint(error.errors()[0])}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"CompileOptions: {name} cannot be set on options that exist; {OTHERS}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"CompileOptions: {name} cannot be deleted from options that exist; {OTHERS}")
 
     @field_validator("disabled_passes")
     @classmethod

@@ -40,6 +40,18 @@ def test_wrong_options_are_answered_in_one_sentence(options: dict[str, Any], sen
     assert "pydantic" not in said
 
 
+def test_options_that_exist_stay_as_they_are() -> None:
+    options = gd.CompileOptions(precision="tf32")
+    with pytest.raises(
+        AttributeError, match=r"^CompileOptions: precision cannot be set on options that exist; [^\n]*$"
+    ):
+        options.precision = "ieee"  # type: ignore[misc]
+    with pytest.raises(AttributeError, match=r"^CompileOptions: precision cannot be deleted from options that exist; "):
+        del options.precision
+    assert options.precision == "tf32"
+    assert options.model_copy(update={"deterministic": True}).deterministic
+
+
 def test_a_long_value_is_not_repeated_whole() -> None:
     with pytest.raises(gd.CompileError) as caught:
         gd.CompileOptions(precision="ieee" * 1000)

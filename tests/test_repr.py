@@ -44,6 +44,8 @@ SHOWN = {
     "builder": (builder, r"<GraphBuilder block: 1 input, 1 constant, 2 nodes>"),
     "empty builder": (gd.GraphBuilder, r"<GraphBuilder graph: empty>"),
     "graph": (graph, rf"<Graph block: 3 nodes; {SIGNATURE}>"),
+    "value": (lambda: graph().inputs["x"], r"<Value %x: f32\[2x8\]>"),
+    "node": (lambda: graph().nodes[0], r"<Node matmul %matmul: 2 operands -> f32\[2x4\]>"),
     "constant": (lambda: graph().payloads["w"], r"<Payload f32\[8x4\]>"),
     "executable": (exe, rf"<Executable block for cpu: \d kernels? in \d regions?; {SIGNATURE}>"),
     "described": (lambda: exe(H200), rf"<Executable block for h200 \(described\): \d regions?; {SIGNATURE}>"),

@@ -36,7 +36,7 @@ class Value:
     name: str
     type: TensorType
     literal: bool | int | float | None = None
-    owner: weakref.ref[Owner] | None = field(default=None, repr=False)
+    owner: weakref.ref[Owner] | None = None
 
     __array_ufunc__ = None
     """numpy leaves `array + value` to us, who refuse it; it would make a node for each element."""
@@ -85,6 +85,9 @@ class Value:
     def __str__(self) -> str:
         return f"%{named(self.name)}" if self.literal is None else repr(self.literal)
 
+    def __repr__(self) -> str:
+        return f"<Value {self}: {self.type}>"
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -95,6 +98,10 @@ class Node:
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
     origins: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        results = ", ".join(map(str, self.result_types))
+        return f"<Node {self}: {counted(len(self.operands), 'operand')} -> {results}>"
 
     @property
     def result(self) -> Value:
@@ -226,7 +233,8 @@ class Graph:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise GraphError(f"graph {self.name} has no node {name}; it has {', '.join(n.name for n in self.nodes[:8])}")
+        known = ", ".join(named(n.name) for n in self.nodes[:8])
+        raise GraphError(f"graph {named(self.name)} has no node {named(name)}; it has {known}")
 
     @property
     def signature(self) -> str:

@@ -29,6 +29,11 @@ def test_types_with_the_same_memory_have_one_layout(
     assert TensorType(shape, gd.float16, first).layout == TensorType(shape, gd.float16, second).layout
 
 
+def test_an_axis_of_extent_1_steps_over_all_that_is_inside_it() -> None:
+    assert TensorType((1, 3, 4, 5), gd.float16, (7, 1, 15, 3)).layout == (60, 1, 15, 3)
+    assert TensorType((2, 1, 3), gd.float16, (3, 9, 1)).layout == (3, 3, 1)
+
+
 def test_other_strides_of_longer_axes_are_another_layout() -> None:
     rows, columns = (
         TensorType((4, 3, 1, 1), gd.float16, (3, 1, 1, 1)),

@@ -39,6 +39,7 @@ def whole_and_rows(g: gd.GraphBuilder) -> Value:
         (whole_and_rows, 1000 * 24 * 2 + 7 * 4),
         (lambda g: g.slice(g.input("x", (65, 33), gd.float16), starts=(3, 0), stops=(8, 33)), 5 * 33 * 2),
         (lambda g: g.slice(g.input("x", (65, 33), gd.float16), (0, 0), (65, 33), (2, 3)), 33 * 11 * 2),
+        (lambda g: g.slice(g.input("x", (65, 33), gd.float16, strides=(0, 1)), (0, 0), (65, 33), (2, 1)), 33 * 2),
         (
             lambda g: g.write_slice(
                 g.input("x", (65, 33), gd.float16),
