@@ -57,9 +57,10 @@ def quoted(value: object) -> str:
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
-def named(name: str) -> str:
-    """A name that somebody gave, within a sentence: as it is, or quoted where it is long or has several lines."""
-    return name if name.isprintable() and len(name) <= QUOTED else quoted(name)
+def named(name: object) -> str:
+    """A name that somebody gave, within a sentence: as it is, or quoted where it is long, has several lines or is no
+    text."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= QUOTED else quoted(name)
 
 
 def byte_count(count: int) -> str:

@@ -20,7 +20,7 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS, Op
 from graphdnn.ir.payload import Payload, content_digest
 from graphdnn.ir.types import BY_TEXT, DTYPES, LARGEST_RANK, LARGEST_SIZE, WHOLE, Array, DType, TensorType, as_dtype
-from graphdnn.ir.writer import GraphWriter
+from graphdnn.ir.writer import GraphWriter, checked_name, checked_output_name
 from graphdnn.spelling import named, quoted
 
 DIGEST_LENGTH = 64
@@ -50,16 +50,23 @@ def checked_type(who: str, dtype: str, shape: Sequence[int], strides: Sequence[i
 def checked_literal(who: str, number: object, dtype: str) -> Value:
     """An immediate from its written parts.  Raises GraphError where the type cannot hold the number."""
     type = checked_type(who, dtype, (), None)
-    kind = type.dtype.kind
-    fits = isinstance(number, bool) if kind == "bool" else isinstance(number, int) and not isinstance(number, bool)
-    if kind == "float":
-        fits = isinstance(number, int | float) and not isinstance(number, bool)
-        number = float(number) if fits and isinstance(number, int) and abs(number) < 2**53 else number
-        fits = isinstance(number, float)
-    if not fits:
+    literal = number_of(type.dtype, number)
+    if literal is None:
         raise GraphError(f"{who}: {quoted(number)} is no number of type {type.dtype}")
-    assert isinstance(number, bool | int | float)
-    return Value(repr(number), type, number)
+    return Value(repr(literal), type, literal)
+
+
+def number_of(dtype: DType, written: object) -> bool | int | float | None:
+    """The number of that type that is written; None where the type holds no such number."""
+    if isinstance(written, bool):
+        return written if dtype.kind == "bool" else None
+    if isinstance(written, float):
+        return written if dtype.is_float else None
+    if not isinstance(written, int):
+        return None
+    if dtype.is_float:
+        return float(written) if abs(written) < 2**53 else None
+    return written if dtype.is_integer and dtype.holds(written) else None
 
 
 @cache
@@ -118,19 +125,19 @@ class Assembly:
     """Collects what is written, in order, and checks each piece against what came before."""
 
     def __init__(self, name: str) -> None:
-        self.writer = GraphWriter(name)
+        self.writer = GraphWriter(checked_name("graph", name))
         self.values: dict[str, Value] = {}
         self.nodes: set[str] = set()
 
     def input(self, name: str, type: TensorType) -> None:
-        self.writer.inputs[name] = self._define(f"input {named(name)}", Value(name, type))
+        self.writer.inputs[name] = self._define(f"input {named(checked_name('an input', name))}", Value(name, type))
 
     def state(self, name: str, type: TensorType) -> None:
-        self.writer.states[name] = self._define(f"state {named(name)}", Value(name, type))
+        self.writer.states[name] = self._define(f"state {named(checked_name('a state', name))}", Value(name, type))
 
     def constant(self, name: str, type: TensorType, digest: str, array: Array | None) -> None:
         """A constant by content hash, with its data where that is at hand."""
-        who = f"constant {named(name)}"
+        who = f"constant {named(checked_name('a constant', name))}"
         if len(digest) != DIGEST_LENGTH or set(digest) - set("0123456789abcdef"):
             raise GraphError(f"{who}: {quoted(digest)} is no SHA-256 in hexadecimal")
         if array is not None:
@@ -155,7 +162,11 @@ class Assembly:
         origins: tuple[str, ...] | None,
     ) -> None:
         """One application of an op; `origins` of None are the node itself."""
-        who = f"node {named(name)}"
+        who = f"node {named(checked_name('a node', name))}"
+        for result, _ in results:
+            checked_name(f"a result of {who}", result)
+        for origin in origins or ():
+            checked_name(f"an origin of {who}", origin)
         if name in self.nodes:
             raise GraphError(f"{who}: two nodes have this name")
         values = tuple(Value(n, t) for n, t in results)
@@ -175,11 +186,11 @@ class Assembly:
         self, outputs: Mapping[str, Value], updates: Mapping[str, Value], output_strides: Mapping[str, tuple[int, ...]]
     ) -> Graph:
         """The verified graph."""
+        for name in outputs:
+            checked_output_name(name)
         return self.writer.finish(outputs, updates, output_strides)
 
     def _define(self, who: str, value: Value) -> Value:
-        if not value.name:
-            raise GraphError(f"{who}: the name is empty")
         if value.name in self.values:
             raise GraphError(f"{who}: two values are named {named(value.name)}")
         self.values[value.name] = value

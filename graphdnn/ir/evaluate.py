@@ -13,6 +13,7 @@ from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Pointwise
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype, float64
+from graphdnn.spelling import named
 
 
 def evaluate(
@@ -129,11 +130,12 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:
     """Raises GraphError naming the first input that is missing, extra, or of the wrong type or shape."""
     for name in inputs:
         if name not in graph.inputs:
-            raise GraphError(f"{name} is not an input of graph {graph.name}; its inputs are {', '.join(graph.inputs)}")
+            known = ", ".join(map(named, graph.inputs)) or "none"
+            raise GraphError(f"{named(name)} is not an input of graph {named(graph.name)}; its inputs are {known}")
     for name, value in graph.inputs.items():
         if name not in inputs:
-            raise GraphError(f"input {name} ({value.type}) of graph {graph.name} is missing")
-        check_array(f"input {name}", inputs[name], value.type)
+            raise GraphError(f"input {named(name)} ({value.type}) of graph {named(graph.name)} is missing")
+        check_array(f"input {named(name)}", inputs[name], value.type)
 
 
 def check_states(graph: Graph, states: Mapping[str, Array], wide: bool) -> None:
@@ -144,12 +146,11 @@ def check_states(graph: Graph, states: Mapping[str, Array], wide: bool) -> None:
     check_arrays("evaluate", "states", states)
     for name, array in states.items():
         if name not in graph.states:
-            raise GraphError(
-                f"{name} is not a state of graph {graph.name}; its states are {', '.join(graph.states) or 'none'}"
-            )
+            known = ", ".join(map(named, graph.states)) or "none"
+            raise GraphError(f"{named(name)} is not a state of graph {named(graph.name)}; its states are {known}")
         type = graph.states[name].type
         next_value = wide and type.dtype.is_float and getattr(array, "dtype", None) == np.float64
-        check_array(f"state {name}", array, replace(type, dtype=float64) if next_value else type)
+        check_array(f"state {named(name)}", array, replace(type, dtype=float64) if next_value else type)
 
 
 def check_array(who: str, array: object, type: TensorType) -> None:

@@ -13,6 +13,7 @@ the extents (`f16[2x3:1,2]`); `@name` names a node that has several results; `fr
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -41,7 +42,17 @@ WORD = re.compile(r"[\w.+\-/]+")
 TOKEN = re.compile(
     r'(?P<skip>[ \t\r]+|#[^\n]*)|(?P<line>\n)|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<word>[\w.+\-/]+)|(?P<mark>.)'
 )
-SPECIAL: dict[str, object] = {"None": None, "True": True, "False": False}
+SPECIAL: dict[str, object] = {
+    "None": None,
+    "True": True,
+    "False": False,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "nan": math.nan,
+}
+NUMBER = re.compile(r"-?[0-9]+(?P<fraction>\.[0-9]+)?(?P<power>e[+-]?[0-9]+)?")
+LONGEST_NUMBER = 400
+"""Characters of a number: more than any that is printed has, and few enough to be read at once."""
 
 
 def print_graph(graph: Graph) -> str:
@@ -158,7 +169,7 @@ class Parser:
     def graph(self) -> Graph:
         start = self.token
         self.keyword("graph")
-        self.assembly = Assembly(self.name())
+        self.assembly = self.located(start, Assembly, self.name())
         self.mark("(")
         self.each(")", self.input)
         self.mark("{")
@@ -326,14 +337,17 @@ class Parser:
         token = self.take("word")
         if token.text in SPECIAL:
             return SPECIAL[token.text]
-        try:
+        written = NUMBER.fullmatch(token.text)
+        if written is None:
+            raise self.wrong("a number, None, True, False, a quoted string or a tuple", token)
+        if len(token.text) > LONGEST_NUMBER:
+            raise self.wrong(f"a number of at most {LONGEST_NUMBER} characters", token)
+        if not (written["fraction"] or written["power"]):
             return int(token.text)
-        except ValueError:
-            pass
-        try:
-            return float(token.text)
-        except ValueError:
-            raise self.wrong("a number, None, True, False, a quoted string or a tuple", token) from None
+        number = float(token.text)
+        if math.isinf(number):
+            raise self.wrong("a number that float64 holds, inf or -inf", token)
+        return number
 
     def reference(self) -> str:
         self.mark("%")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Node, Owner, Value
@@ -151,9 +152,21 @@ def in_context(error: GraphError, wanted: str, operands: Sequence[Operand]) -> G
 
 def checked_name(who: str, name: object) -> str:
     """A name that every written form of a graph can hold.  Raises GraphError for anything else."""
-    if not isinstance(name, str) or not name or any("\ud800" <= c <= "\udfff" for c in name):
+    if not is_text(name) or not name:
         raise GraphError(f"the name of {who} is {quoted(name)}; text of at least one character is needed")
     return name
+
+
+def checked_output_name(name: object) -> str:
+    """As `checked_name`; an output's name is only what callers find it by, and may be empty."""
+    if not is_text(name):
+        raise GraphError(f"the name of an output is {quoted(name)}; text is needed")
+    return name
+
+
+def is_text(name: object) -> TypeGuard[str]:
+    """Whether it is text that can be encoded, which half of a character cannot."""
+    return isinstance(name, str) and (name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name))
 
 
 def checked_size(who: str, type: TensorType) -> TensorType:

@@ -18,7 +18,7 @@ from graphdnn.ir.ops.pointwise import Elementwise, Pointwise
 from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import Array, DType, TensorType, as_dtype, bfloat16
 from graphdnn.ir.verify import checked_span
-from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_size, in_context
+from graphdnn.ir.writer import GraphWriter, Operand, checked_name, checked_output_name, checked_size, in_context
 from graphdnn.spelling import counted, named, quoted
 
 
@@ -94,10 +94,11 @@ class BuilderCore:
             if not isinstance(entries, Mapping):
                 raise GraphError(f"build: {what} is a {type(entries).__name__}; a mapping by name is needed")
         for name, value in {**outputs, **(updates or {})}.items():
-            if not isinstance(name, str):
-                raise GraphError(f"build: the name of an output is {quoted(name)}; text is needed")
-            self._check_owned(f"output {named(name)}", value)
-        layouts = {n: whole_numbers(f"output {n}", "strides", s) for n, s in (strides or {}).items()}
+            self._check_owned(f"output {named(checked_output_name(name))}", value)
+        layouts = {
+            name: whole_numbers(f"output {named(checked_output_name(name))}", "strides", steps)
+            for name, steps in (strides or {}).items()
+        }
         for name, steps in layouts.items():
             made = outputs[name].type if name in outputs else None
             if made is not None and (len(steps) != made.rank or min(steps, default=0) < 0):

@@ -15,6 +15,7 @@ from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.types import DTYPES, Array, DType, TensorType, bool_, broadcast_shapes, promote
+from graphdnn.spelling import quoted
 
 ONE = ("x",)
 TWO = ("a", "b")
@@ -306,7 +307,16 @@ class Pointwise(Elementwise):
         dtype = common_type(self.fn, self.operand_names, operands)
         if not TAKES[row.takes](dtype):
             raise GraphError(f"{self.fn}: operand is {dtype}; a {row.takes} type is needed")
+        self._check_parameters(row, dtype)
         return (TensorType(result_shape(self.fn, self.operand_names, operands), row.gives or dtype),)
+
+    def _check_parameters(self, row: Fn, dtype: DType) -> None:
+        """Raises GraphError for a missing number, and for one that an integer type of the operands does not hold."""
+        for (name, default), number in zip(row.parameters, self.parameters, strict=True):
+            if number is None and default is not None:
+                raise GraphError(f"{self.fn}: {name} is None; a number is needed")
+            if number is not None and dtype.is_integer and not (math.isfinite(number) and dtype.holds(number)):
+                raise GraphError(f"{self.fn}: {name} is {quoted(number)}, which {dtype} does not hold")
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (FUNCTIONS[self.fn].numpy(*met(operands), *self.parameters),)
