@@ -55,6 +55,8 @@ class Fix:
     after: str
 
     def __str__(self) -> str:
+        if self.target == "environment":
+            return f"install {self.after}"
         return f"change {self.attribute} of {self.target} from {self.before} to {self.after}"
 
 

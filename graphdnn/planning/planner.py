@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from graphdnn.answer import Code, Decline
+from graphdnn.answer import Decline
 from graphdnn.config import CompileOptions
 from graphdnn.engines.attempt import Chosen
 from graphdnn.engines.choose import Decision, Selector
 from graphdnn.engines.contract import Device, Support
-from graphdnn.errors import CompileError, SetupError
+from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
@@ -30,6 +30,7 @@ from graphdnn.passes.pipeline import PassRecord, prepare
 from graphdnn.passes.select import Cover, Offer, select
 from graphdnn.planning.covers import Covers
 from graphdnn.planning.decisions import engine_of
+from graphdnn.planning.refusal import nobody_takes
 from graphdnn.runtime.schedule import Step
 
 Price = Callable[[str, Region], float]
@@ -132,7 +133,7 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
                 problem.covers.keep(prepared, *found)
             return Planned(prepared, records, proposals, *found, tuple(whole), left_out)
         if not is_composite(found) or signature(found) in given_up:
-            raise nobody_takes(found, prepared, proposals, selector)
+            raise nobody_takes(found, prepared, proposals, problem.graph, selector)
         given_up[signature(found)] = selector.support.answers(Region.of(prepared, [found]))
 
 
@@ -188,28 +189,6 @@ def unserved(graph: Graph, proposals: Sequence[Proposal], selector: Selector) ->
             covered |= proposal.region.mask
     missing = (n for i, n in enumerate(graph.nodes) if not covered >> i & 1 and not is_free(n))
     return next(missing, None)
-
-
-def nobody_takes(node: Node, graph: Graph, proposals: Sequence[Proposal], selector: Selector) -> CompileError:
-    """The error for a node that no engine takes: SetupError where a library is missing."""
-    answers = selector.support.answers(Region.of(graph, [node]))
-    reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items()) or "no engine is enabled"
-    lacking = any(isinstance(a, Decline) and a.code is Code.SETUP for a in answers.values())
-    least = least_scratch(graph, proposals, selector)
-    enough = f"; every node has a plan from workspace_limit={least} on" if least else ""
-    return (SetupError if lacking else CompileError)(f"no engine takes {node} on {selector.target}: {reasons}{enough}")
-
-
-def least_scratch(graph: Graph, proposals: Sequence[Proposal], selector: Selector) -> int:
-    """Bytes of scratch with which every computing node would have a plan; 0 where more scratch does not help."""
-    needs: dict[Node, int] = {}
-    for region in (p.region for p in proposals):
-        for engine in selector.support.answers(region):
-            need = selector.least_scratch(engine, region)
-            if need is not None:
-                needs.update((n, min(need, needs.get(n, need))) for n in region.nodes)
-    wanted = [n for n in graph.nodes if not is_free(n)]
-    return max(needs[n] for n in wanted) if all(n in needs for n in wanted) else 0
 
 
 def built_cover(

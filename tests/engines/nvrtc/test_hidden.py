@@ -46,7 +46,7 @@ print(answer.code, answer.reason, answer.fix, sep="\\n")
     assert code == "setup"
     assert "libnvrtc" in reason
     assert reason.endswith(f"{LIBRARY} brings it")
-    assert fix == f"change package of environment from missing to {LIBRARY}"
+    assert fix == f"install {LIBRARY}"
 
 
 def test_the_engine_declines_a_device_that_is_here_and_plans_for_one_that_is_not(python: Path) -> None:
