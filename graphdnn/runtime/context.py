@@ -129,12 +129,13 @@ class DeviceContext:
             staging = self._input_staging.get(name)
             if staging is None:
                 staging = self._input_staging[name] = InputStaging(f"input {name}", type, self.loaded)
-            if source.array is not None:
+            if source.array is None:
+                issue(self.device, (staging.prepare(source),), stream)
+            else:
                 if not finished:
                     self.order.finish()
                     finished = True
-                staging.stage(source.array)
-            issue(self.device, (staging.prepare(source),), stream)
+                staging.send(source.array, stream)
             addresses.append(staging.memory.handle)
         return addresses
 
@@ -210,13 +211,12 @@ class DeviceContext:
         return run_plan(plan, [source, target], 0)
 
     def _fetch(self, addresses: list[int], stream: int, owner: object | None) -> dict[str, Any]:
-        """Runs the plans, and copies each output to a fresh host array while the next is on its way."""
+        """Runs the plans, and copies each part of an output to a fresh host array while the next is on its way."""
         leases = [(name, pool.lend(stream)) for name, _, pool in self._pools]
         self._execute((*addresses, *(lease.memory.handle for _, lease in leases)), stream)
         stagings = {name: self.output_staging(name) for name in self.loaded.types}
         for name, lease in leases:
-            stagings[name].fetch(lease.memory.handle)(stream)
-            stagings[name].mark(stream)
+            stagings[name].receive(lease.memory.handle, stream)
         self.order.leave(stream, owner)
         fresh = {name: empty(type) for name, type in self.loaded.types.items()}
         for name, staging in stagings.items():
@@ -254,10 +254,11 @@ class DeviceContext:
             check_open(self.lock)
             source = read_checked(f"state {name}", array, type, device.stream, device)
             staging = InputStaging(f"state {name}", type, self.loaded, self._states[name])
-            if source.array is not None:
-                staging.stage(source.array)
             self.order.enter(device.stream)
-            issue(device, (staging.prepare(source),), device.stream)
+            if source.array is None:
+                issue(device, (staging.prepare(source),), device.stream)
+            else:
+                staging.send(source.array, device.stream)
             self.order.leave(device.stream, device)
             device.synchronize()
 

@@ -78,6 +78,15 @@ def test_numpy_in_numpy_out(exe: Program, rng: np.random.Generator) -> None:
         check(found, x)
 
 
+def test_large_numpy_arrays_go_in_parts(device: CudaDevice, rng: np.random.Generator) -> None:
+    shape = (1031, 4097)
+    large = program(affine(shape), device)
+    for _ in range(3):
+        x = draw(rng, shape)
+        check(large.run({"x": x}), x)
+        check(large.run({"x": np.asfortranarray(x)}), x)
+
+
 def test_torch_arrays_are_read_in_place(exe: Program, rng: np.random.Generator) -> None:
     x = torch.tensor(draw(rng), device="cuda")
     for _ in range(4):
