@@ -87,3 +87,28 @@ def test_attention_is_one_region_and_keys_are_not_repeated(report) -> None:
     width = 2 * 4096 * 128
     assert attention.read_bytes == (32 + 8 + 8) * width
     assert attention.written_bytes == 32 * width
+
+
+def planned(batch: int, tokens: int) -> gd.CompileReport:
+    """Without numbers, as above."""
+    weights = {n: np.full(s, i + 1, gd.bfloat16.numpy) for i, (n, s) in enumerate(shapes(Config()).items())}
+    return gd.compile(layer(weights, batch, tokens, Config(), gd.bfloat16), target=gd.Target.named("h200")).report
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(4, 256), (1, 1)])
+def test_gate_and_up_are_one_product_and_silu_reads_its_slices(batch: int, tokens: int) -> None:
+    report = planned(batch, tokens)
+    (merged,) = (r for r in report.regions if "mlp.gate_proj" in r.nodes)
+    half = batch * tokens * Config().inner * 2
+    assert set(merged.nodes) == {"mlp.gate_proj", "mlp.up_proj"}
+    assert (merged.pattern, merged.written_bytes) == ("matmul", 2 * half)
+    (gated,) = (r for r in report.regions if r.pattern == "silu+mul")
+    assert (gated.read_bytes, gated.written_bytes) == (2 * half, half)
+    assert not [r.name for r in report.regions if r.pattern == "convert"]
+
+
+def test_where_gate_and_up_stay_apart_both_costs_are_told(report) -> None:
+    (merge,) = (p for p in report.passes if p.name == "merge")
+    (refusal,) = (r for r in merge.refusals if set(r.nodes) == {"mlp.gate_proj", "mlp.up_proj"})
+    assert "as one product they and what reads them would take" in refusal.reason
+    assert {r.pattern for r in report.regions if "mlp.gate_proj" in r.nodes} == {"matmul+silu+mul"}
