@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import EllipsisType
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ of the latter's time is that of one part."""
 class Part(NamedTuple):
     """A part of a tensor that lies in one piece: its slices, and its bytes from the tensor's first one on."""
 
-    place: tuple[slice, ...]
+    place: tuple[slice | EllipsisType, ...]
     start: int
     nbytes: int
 
@@ -39,7 +40,7 @@ def parts_of(type: TensorType) -> list[Part]:
     axes = [a for a, n in enumerate(type.shape) if n > 1]
     least = max(PART_BYTES, -(-type.nbytes // PARTS))
     if not axes or not type.is_dense:
-        return [Part((), 0, type.span_bytes)]
+        return [Part((...,), 0, type.span_bytes)]  # without the dots a tensor without axes would give a number
     axis = max(axes, key=lambda a: type.layout[a])
     step, extent = type.layout[axis] * type.dtype.itemsize, type.shape[axis]
     rows = -(-least // step)

@@ -103,3 +103,11 @@ def test_parts_are_all_of_a_tensor_and_few(shape: tuple[int, ...]) -> None:
     assert parts[0].start == 0
     assert sum(p.nbytes for p in parts) == type.span_bytes
     assert all(a.start + a.nbytes == b.start for a, b in pairwise(parts))
+
+
+def test_arrays_without_axes_and_with_axes_of_one(rng: np.random.Generator) -> None:
+    g = gd.GraphBuilder()
+    a, b = g.input("a", (), gd.float32), g.input("b", (1, 1), gd.float32)
+    program = fake_program(g.build({"x": g.neg(a), "y": g.neg(b)}), FakeDevice(), rng, 1)
+    found = program.run({"a": np.array(2, np.float32), "b": np.full((1, 1), 3, np.float32)})
+    assert (found["x"].shape, found["x"], found["y"].tolist()) == ((), -2, [[-3]])
