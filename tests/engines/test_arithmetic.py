@@ -3,7 +3,10 @@
 import pytest
 
 import graphdnn as gd
+from graphdnn.engines.arithmetic import COMPUTES
 from graphdnn.engines.cudnn.engine import CudnnEngine
+from graphdnn.ir.op import OPS
+from tests.engines.cudnn.test_support import MOVES_DATA
 from tests.planned import answers, h200_report
 
 WORDS = {
@@ -25,6 +28,13 @@ WORDS = {
     "moved": (lambda g, x: g.concat([x, x], axis=0), gd.float16, "float16"),
     "products of bytes": (lambda g, x: g.matmul(x, x), gd.int8, "int32"),
 }
+
+
+def test_every_op_computes_or_moves_data() -> None:
+    """Of one that is taken for moving, a report would name its result's type as what it is computed in."""
+    computing = {kind for kind, op in OPS.items() if issubclass(op, COMPUTES)}
+    assert computing | MOVES_DATA == set(OPS)
+    assert not computing & MOVES_DATA
 
 
 @pytest.mark.parametrize("name", WORDS)

@@ -20,13 +20,18 @@ from graphdnn.target import Target
 from tests.ir.samples import SAMPLES, Sample
 
 TARGETS = {"cuda": Target.named("h200"), "cpu": Target.cpu()}
-KINDS = {name: next(kind for kind, names in BY_KIND.items() if name in names) for name in MANIFEST}
+KINDS = {name: kind for kind, names in BY_KIND.items() for name in names}
 
 
 def regions(sample: Sample, rng: np.random.Generator) -> list[Region]:
     """Each node of a sample as a region of its own, laid out as the compiler would."""
     graph = assign_layouts(sample.graph(rng)).graph
     return [Region.of(graph, [n]) for n in graph.nodes if not isinstance(n.op, Convert)]
+
+
+def test_every_engine_is_asked_on_some_machine() -> None:
+    assert not MANIFEST.keys() - KINDS.keys(), "BY_KIND in engines/manifest.py lacks them"
+    assert not KINDS.keys() - MANIFEST.keys(), "MANIFEST in engines/manifest.py lacks them"
 
 
 @pytest.mark.parametrize("name", MANIFEST)

@@ -1,5 +1,8 @@
 """Laws that every op keeps, tested over all samples."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,12 +12,14 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS, Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Cast
 from graphdnn.ir.types import DTYPES, Array, DType
-from graphdnn.ir.writer import Rewriter
+from tests.ir.expansion import expanded
 from tests.ir.samples import SAMPLES, Sample
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
-COMPOSITE = ("softmax", "batch_norm", "layer_norm", "rms_norm", "instance_norm", "group_norm")
-"""Kinds that promise an expansion.  Attention has one too; it is tested with its family."""
+BY_FAMILY = {"attention", "conv_transpose"}
+"""Kinds whose expansions hold composite ops again, or depend on shapes: they are tested with their families."""
+COMPOSITE = {kind for kind, op in OPS.items() if op.expand is not Op.expand} - BY_FAMILY
+"""Kinds of one expansion into smaller ops."""
 
 every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=str)
 every_composite = pytest.mark.parametrize(
@@ -101,38 +106,11 @@ def test_elements_differ_so_that_a_wrong_answer_shows(sample: Sample, rng: np.ra
         assert array.size < 8 or np.ptp(array.astype(np.float64)) > 0, name
 
 
-def expanded(graph: Graph) -> Graph:
-    """The graph with every composite op replaced by its expansion."""
-    rewriter = Rewriter(graph)
-    for node in graph.nodes:
-        make = Maker(rewriter, node)
-        results = node.op.expand(make, *(rewriter[v] for v in node.operands))
-        if results is None:
-            rewriter.keep(node)
-            continue
-        for old, new in zip(node.results, results, strict=True):
-            rewriter.replace(old, new)
-    return rewriter.finish()
-
-
-class Maker:
-    """Emits the nodes of one node's expansion."""
-
-    def __init__(self, rewriter: Rewriter, node: Node) -> None:
-        self.rewriter, self.node = rewriter, node
-
-    def __call__(self, op: Op, /, *operands: Value | float) -> Value:
-        return self.all(op, *operands)[0]
-
-    def all(self, op: Op, /, *operands: Value | float) -> tuple[Value, ...]:
-        return self.rewriter.emit(op, *operands, origins=self.node.origins)
-
-
 @every_composite
 def test_expansion_equals_definition(sample: Sample, rng: np.random.Generator) -> None:
     graph, inputs = case(sample, rng)
     smaller = expanded(graph)
-    assert not {n.op.kind for n in smaller.nodes} & set(COMPOSITE)
+    assert not {n.op.kind for n in smaller.nodes} & COMPOSITE
     found, expected = (gd.evaluate(g, inputs, dtype=gd.float64) for g in (smaller, graph))
     for name, value in graph.outputs.items():
         rounds = any(isinstance(n.op, Cast) and n.op.target == value.type.dtype for n in smaller.nodes)
@@ -152,6 +130,16 @@ def test_every_op_has_samples(rng: np.random.Generator) -> None:
     shown = {n.op.kind for s in SAMPLES for n in s.graph(rng).nodes}
     declared = {kind for kind, op in OPS.items() if op.__module__.startswith("graphdnn.")}
     assert declared - shown == set()
+
+
+@pytest.mark.parametrize("kind", sorted(OPS.keys() - {"pointwise", "reduce", "convert"}))
+def test_every_op_is_compared_with_an_independent_library(kind: str) -> None:
+    """In the tests of its family; the functions of pointwise ops and reductions have tables of what PyTorch calls them,
+    and a conversion changes no number."""
+    family = OPS[kind].__module__.rpartition(".")[2]
+    text = (Path(__file__).parent / f"test_{family}.py").read_text()
+    assert re.search(r"^import (torch|scipy)", text, re.MULTILINE)
+    assert re.search(rf"\bg\.{kind}\(", text), f"test_{family}.py does not compare {kind} with PyTorch or scipy"
 
 
 def test_every_pointwise_function_has_samples(rng: np.random.Generator) -> None:

@@ -32,7 +32,7 @@ MOVES_DATA = frozenset(
         "squeeze", "transpose", "unsqueeze", "write_slice",
     }
 )  # fmt: skip
-"""Kinds that cuDNN's interface has no operation for, or none that is a kernel of its own."""
+"""Kinds that move or make data: cuDNN's interface has no operation for them, or none that is a kernel of its own."""
 
 
 def ask(region: Region, policy: Policy = IEEE, target: Target = H200) -> Support | Decline:
