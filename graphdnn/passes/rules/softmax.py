@@ -6,7 +6,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.reduction import Reduce, reduced_shape
 from graphdnn.ir.ops.softmax import Softmax
-from graphdnn.passes.pattern import Is, Match, OneOf, Pattern, Var, first_decline, fn, one_of
+from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, first_decline, fn, one_of
 from graphdnn.passes.rewrite import Emitter, Rule
 from graphdnn.passes.rules.movement import RESHAPES
 from graphdnn.passes.rules.pointwise import x_is_whole
@@ -51,12 +51,13 @@ def softmax(make: Emitter, found: Match) -> Value:
 X = Var("x")
 POWERS = one_of(fn("exp", fn("sub", X, reduction("max", X, "peak")), bind="powers"), fn("exp", X, bind="powers"))
 TOTAL = reduction("sum", Var("powers"), "total")
+SHARE = one_of(fn("reciprocal", TOTAL), fn("div", Number(1.0), TOTAL), fn("pow", TOTAL, Number(-1.0)))
 
 SOFTMAX = (
     Rule(
         "softmax",
         "raised to softmax",
-        one_of(fn("div", POWERS, TOTAL), fn("mul", POWERS, fn("reciprocal", TOTAL))),
+        one_of(fn("div", POWERS, TOTAL), fn("mul", POWERS, SHARE)),
         softmax,
         fits=x_is_whole,
         where=is_softmax,
