@@ -13,7 +13,7 @@ from graphdnn.engines.arithmetic import TF32
 from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.errors import attempt, library
-from graphdnn.engines.cudnn.estimate import engine_class, estimate, precision_of
+from graphdnn.engines.cudnn.estimate import attention_blocks, engine_class, estimate, precision_of
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.kept import (
     PLANS,
@@ -29,9 +29,19 @@ from graphdnn.engines.cudnn.limits import ieee_float32
 from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposal, proposals, rebuild
 from graphdnn.engines.cudnn.support import objection
-from graphdnn.engines.cudnn.tables import CUTTING, IEEE, WRONG, float32_precision, is_known, is_steady
+from graphdnn.engines.cudnn.tables import (
+    CUTTING,
+    IEEE,
+    SHORT_ATTENTION,
+    SHORT_KEYS,
+    WRONG,
+    float32_precision,
+    is_known,
+    is_steady,
+)
 from graphdnn.engines.saved import Identity, identity_of, spelled, unnamed
 from graphdnn.errors import MomentaryError
+from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.region import Region
 from graphdnn.once import Once
 from graphdnn.target import Target
@@ -59,14 +69,14 @@ class CudnnEngine:
         return estimate(anatomy, target, policy) if problem is None else problem
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:
-        """The plans of cuDNN's heuristics, then of its fallback list, best first."""
+        """The plans of cuDNN's heuristics, then of its fallback list, best first but for what `in_order` moves."""
         problem = self._problem(region, device, policy)
         if problem is not None:
             return problem
         found = self._proposals(region, device)
         if isinstance(found, Decline):
             return found
-        return trusted(Anatomy(region), found, device.target, policy)
+        return trusted(Anatomy(region), in_order(region, found, device.target), device.target, policy)
 
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
         """The plan of this name where it computes the region rightly and as exactly as asked.
@@ -222,6 +232,17 @@ def compiled(candidate: Candidate, identity: Identity, device: Device) -> CudnnP
     if isinstance(lowering, Decline):
         return lowering
     return transient_if_device_is_busy(build(cudnn, lowering, name, device.target.ordinal, identity), device)
+
+
+def in_order(region: Region, found: Sequence[Proposal], target: Target) -> list[Proposal]:
+    """The proposals with those first that were measured to win where cuDNN puts others first."""
+    short = all(
+        isinstance(n.op, Attention)
+        and n.operands[1].type.shape[2] <= SHORT_KEYS
+        and attention_blocks(n) <= target.sm_count
+        for n in region.nodes
+    )
+    return sorted(found, key=lambda p: not (short and str(p.name) in SHORT_ATTENTION))
 
 
 def trusted(

@@ -207,11 +207,17 @@ def in_blocks(node: Node) -> Product:
     return replace(product, k=product.k // channels * CHANNEL_BLOCK * ceil(channels / CHANNEL_BLOCK))
 
 
+def attention_blocks(node: Node) -> int:
+    """Thread blocks that an attention's queries are cut into."""
+    b, heads, queries, _ = node.operands[0].type.shape
+    return b * heads * ceil(queries / QUERIES)
+
+
 def attention_us(node: Node, target: Target) -> float:
     """Arithmetic of attention, and how far its blocks of queries fill the machine."""
-    b, heads, queries, features = node.operands[0].type.shape
+    _, _, queries, features = node.operands[0].type.shape
     share = next(s for n, s in HEAD_SHARE if features >= n)
-    blocks = b * heads * ceil(queries / QUERIES)
+    blocks = attention_blocks(node)
     filled = blocks / (ceil(blocks / target.sm_count) * target.sm_count)
     padded = ceil(queries / QUERIES) * QUERIES / queries if queries >= QUERIES else 1.0
     return 1e6 * node.flops * padded / (target.rate(node.operands[0].type.dtype.name) * share * filled)

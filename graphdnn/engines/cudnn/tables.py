@@ -45,6 +45,15 @@ CUTTING: dict[tuple[str, int], frozenset[tuple[int, int]]] = {("conv+pointwise",
 engine.  Each error is within TF32's, but all have one sign: of three draws every result was 8.7e-4 too small, where the
 other plans' results were within 7e-6 in the mean, so that layers would add it up.  Such plans are not offered."""
 
+SHORT_KEYS = 128
+"""Most keys of an attention that its plans for short sequences win."""
+
+SHORT_ATTENTION = frozenset({"eng1_k24=3", "eng8_k24=3"})
+"""Plans of attention that win where there are few keys and at most one thread block for each processor, and that
+cuDNN's heuristics put behind engines 2 and 9.  Of 24 such shapes (heads of 32 to 128, masks, biases, causal, shared
+keys) they took 0.60 to 0.73 of the first plan's time at 16 to 64 keys, 0.83 to 0.94 at 96 and 128; with 512 blocks 1.0
+to 1.45, with 160 keys and more 0.83 to 2."""
+
 VARYING: dict[str, frozenset[int]] = {"attention": frozenset({8})}
 """Engines that gave other bits on some of ten runs although no note says so, by class: attention of one query with knob
 24 at 35 did on 4 of 10, in one of several runs of that test.

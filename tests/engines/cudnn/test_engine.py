@@ -14,6 +14,7 @@ from graphdnn.engines.cudnn.engine import CudnnEngine
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal
 from graphdnn.errors import OutOfMemoryError
+from graphdnn.ir.region import Region
 from graphdnn.runtime.cache import NullStore
 from graphdnn.target import Target
 from tests.engines.cudnn.regions import bias, convolution, product
@@ -169,3 +170,27 @@ def test_a_plan_that_cannot_say_what_it_needs_is_not_taken_for_one_without_needs
     assert answer.code is Code.TRANSIENT
     good = asked(says) if named else asked(says, says)[1]
     assert good.workspace == 64
+
+
+def attention(batch: int, queries: int, keys: int) -> Region:
+    g = gd.GraphBuilder()
+    q, k, v = (g.input(name, (batch, 16, n, 64), gd.float16) for name, n in (("q", queries), ("k", keys), ("v", keys)))
+    graph = g.build({"y": g.attention(q, k, v)})
+    return Region.of(graph, graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("region", "first"),
+    [
+        (attention(1, 128, 128), "eng8_k24=3"),
+        (attention(8, 64, 64), "eng8_k24=3"),
+        (attention(1, 128, 129), "eng9_k24=7"),  # more keys
+        (attention(9, 64, 64), "eng9_k24=7"),  # 144 thread blocks on 132 processors
+        (product(), "eng9_k24=7"),
+    ],
+)
+def test_plans_that_win_for_few_keys_come_first_there(region: Region, first: str) -> None:
+    found = [Proposal(PlanName.parse(name), 0, (), True) for name in ("eng9_k24=7", "eng8_k24=6", "eng8_k24=3", "eng0")]
+    moved = module.in_order(region, found, Target.named("h200"))
+    assert str(moved[0].name) == first
+    assert [p for p in moved if p.name != moved[0].name] == [p for p in found if p.name != moved[0].name]
