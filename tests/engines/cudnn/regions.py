@@ -103,6 +103,29 @@ def twice() -> dict[str, Region]:
     }
 
 
+def reread() -> dict[str, Region]:
+    """One input that a product reads and that work behind it reads too, at the place of each result."""
+
+    def image(dtype: DType) -> Region:
+        g = gd.GraphBuilder("reread")
+        shape = (2, 8, 9, 7)
+        x = g.input("x", shape, dtype, strides=channels_last(shape))
+        w = g.input("w", (8, 8, 3, 3), dtype, strides=channels_last((8, 8, 3, 3)))
+        return closed(g, g.mul(g.conv(x, w, padding=1), x))
+
+    def matrix(before: Callable[[gd.GraphBuilder, Value], Value] = lambda g, x: x) -> Region:
+        g = gd.GraphBuilder("reread")
+        x, w = (g.input(name, (3, 40, 40), gd.float16) for name in "xw")
+        return closed(g, g.add(g.matmul(before(g, x), w), x), row_major)
+
+    return {
+        "conv, its input behind it": image(gd.float16),
+        "conv, its input behind it, float32": image(gd.float32),
+        "matmul, its operand behind it": matrix(),
+        "matmul of a sigmoid, the same input behind it": matrix(lambda g, x: g.sigmoid(x)),
+    }
+
+
 def attention(
     q: Ints = (2, 6, 33, 64),
     k: Ints = (2, 3, 65, 64),

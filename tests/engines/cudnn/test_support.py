@@ -21,7 +21,18 @@ from graphdnn.ir.types import DType, channels_last, row_major
 from graphdnn.ir.views import is_free
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import laid_out
-from tests.engines.cudnn.regions import attention, bias, closed, columns, convolution, norm, product, residual, twice
+from tests.engines.cudnn.regions import (
+    attention,
+    bias,
+    closed,
+    columns,
+    convolution,
+    norm,
+    product,
+    reread,
+    residual,
+    twice,
+)
 
 H200 = Target.named("h200")
 IEEE, TF32 = Policy(), Policy(precision="tf32")
@@ -101,6 +112,7 @@ TAKEN = {
     "attention, bias": attention(extras=("bias",)),
     "attention, statistics": attention(return_lse=True),
     **twice(),
+    **reread(),
 }  # fmt: skip
 
 
