@@ -51,6 +51,7 @@ def test_chains_run_as_many_kernels_as_they_say(count: int) -> None:
     assert max(found["errors"].values()) <= TOLERANCE["float32"]
 
 
+@pytest.mark.alone
 def test_clocks_measure_the_device_and_the_host_apart() -> None:
     x = torch.zeros(64 << 20, device="cuda")
     runs = {"once": captured(lambda: x.add_(1)), "twice": captured(lambda: x.add_(1).mul_(2))}
