@@ -50,10 +50,10 @@ SUITES = {
 
 CAUSES = {
     "bert-large 1x128": (
-        "small kernels of which each waits for the one before, by plans that are not the fastest of so few rows: those "
-        "of attention and of the product with GELU, which cuDNN puts first; cuBLASLt's of the product behind "
-        "attention, where cuDNN has a faster one that it puts later; and two generated layer norms, whose rows are "
-        "reduced by blocks (the candidates in plan_choice.json have the times)"
+        "small kernels of which each waits for the one before, by plans that are not the fastest of so few rows: that "
+        "of the product with GELU, which cuDNN puts first; cuBLASLt's of the product behind attention, where cuDNN has "
+        "a faster one that it puts later; and two generated layer norms, whose rows are reduced by blocks (the "
+        "candidates in plan_choice.json have the times)"
     )
 }
 """Why a row is slower than its fastest peer."""

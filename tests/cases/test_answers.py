@@ -19,15 +19,16 @@ from tests.cases.fake_engine import FakeEngine
 from tests.planned import H200, answers, h200_report
 
 
-def test_a1_odd_activations_are_offered_or_declined_by_a_rule() -> None:
+def test_a1_odd_activations_are_offered_whole_and_run_by_what_costs_less() -> None:
     graph = graphs.odd_activations()
     report = h200_report(graph)
     (whole,) = answers(report, "cudnn", *(n.name for n in graph.nodes))
-    if whole.verdict not in ("chosen", "slower"):
-        assert whole.code
-        assert whole.reason
-    done = {name for r in report.regions for name in r.nodes}
-    assert done == {n.name for n in graph.nodes}
+    assert (whole.verdict, whole.reason) == ("slower", "a cheaper cover won")
+    (done,) = (r for r in report.regions if r.nodes)
+    assert set(done.nodes) == {n.name for n in graph.nodes}
+    assert done.engine == "nvrtc"
+    assert whole.estimated_us is not None
+    assert done.estimated_us < whole.estimated_us
 
 
 def test_a1_what_was_done_instead_is_told() -> None:
