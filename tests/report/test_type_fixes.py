@@ -65,7 +65,7 @@ def check_one(graph: Graph, asked: CandidateReport) -> None:
 
 def asked_alone(prepared: Graph, engine: str, nodes: set[str]) -> Support | Decline:
     """What an engine says to the work of these nodes, which was not among the proposals: their number is bounded."""
-    inside = [n for n in prepared.nodes if nodes.issuperset(n.origins) and not isinstance(n.op, Convert)]
+    inside = [n for n in prepared.nodes if nodes.intersection(n.origins) and not isinstance(n.op, Convert)]
     return load_engine(engine).supports(Region.of(prepared, inside), H200, Policy())
 
 
