@@ -103,10 +103,13 @@ def test_the_time_grows_with_the_steps_that_could_run_next() -> None:
         x = g.input("x", (4, 8), gd.float32)
         graph = g.build({f"y{i}": g.relu(g.neg(g.add(x, float(i)))) for i in range(branches)})
         steps = alone(graph)
-        start = time.process_time()
-        placed = schedule(graph, steps)
-        seconds[branches] = time.process_time() - start
-        assert placed.arena_bytes <= 2 * MEMORY_ALIGNMENT
+        taken = []
+        for _ in range(3):  # a collection of garbage may fall into one of them
+            start = time.process_time()
+            placed = schedule(graph, steps)
+            taken.append(time.process_time() - start)
+            assert placed.arena_bytes <= 2 * MEMORY_ALIGNMENT
+        seconds[branches] = min(taken)
     assert seconds[1000] < 12 * seconds[250]
 
 
