@@ -1,5 +1,4 @@
-import gc
-import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from graphdnn.errors import CompileError
 from graphdnn.ir.ops.pointwise import Cast, Pointwise
 from graphdnn.passes.pattern import Is, Var, fn
 from graphdnn.passes.rewrite import Refusal, Rule, rewrite
+from tests.clock import least_seconds
 from tests.passes.graph_text import nodes, parsed
 
 X = Var("x")
@@ -106,23 +106,20 @@ def test_states_and_updates_are_carried_over():
 
 
 def test_time_grows_with_the_number_of_nodes():
-    def seconds(count: int) -> float:
+    def rewritten(count: int) -> Callable[[], None]:
         g = gd.GraphBuilder()
         x = g.input("x", (3,), gd.float32)
         for _ in range(count):
             x = g.mul(x, g.sigmoid(x))
         graph = g.build({"y": x})
-        gc.collect()
-        gc.disable()  # what earlier tests left alive is walked through in either run, but rarely in the short one
-        try:
-            start = time.process_time()
-            assert len(rewrite(graph, [SILU]).graph.nodes) == count
-            return time.process_time() - start
-        finally:
-            gc.enable()
 
-    seconds(50)
-    small, large = min(seconds(300) for _ in range(3)), min(seconds(2400) for _ in range(2))
+        def run() -> None:
+            assert len(rewrite(graph, [SILU]).graph.nodes) == count
+
+        return run
+
+    rewritten(50)()
+    small, large = (least_seconds(lambda n=n: rewritten(n)) for n in (300, 2400))
     assert large / small < 8 * 3
 
 

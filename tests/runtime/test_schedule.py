@@ -1,6 +1,6 @@
 """Order, places and arena of random graphs; states and outputs written in place or copied."""
 
-import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from graphdnn.ir.evaluate import run
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.runtime.schedule import Step, schedule
+from tests.clock import least_seconds
 from tests.passes.random_graphs import random_arrays, random_graph
 from tests.runtime.fake import FakeDevice, FakePlan, fake_program, fake_steps, host_program, laid_out, on_device
 
@@ -97,20 +98,20 @@ def test_the_order_keeps_memory_low() -> None:
 def test_the_time_grows_with_the_steps_that_could_run_next() -> None:
     """All branches are ready at first; looking at each of them for every step would take 16 times as long for 4 times
     as many."""
-    seconds = {}
-    for branches in (250, 1000):
+
+    def scheduled(branches: int) -> Callable[[], None]:
         g = gd.GraphBuilder()
         x = g.input("x", (4, 8), gd.float32)
         graph = g.build({f"y{i}": g.relu(g.neg(g.add(x, float(i)))) for i in range(branches)})
         steps = alone(graph)
-        taken = []
-        for _ in range(3):  # a collection of garbage may fall into one of them
-            start = time.process_time()
-            placed = schedule(graph, steps)
-            taken.append(time.process_time() - start)
-            assert placed.arena_bytes <= 2 * MEMORY_ALIGNMENT
-        seconds[branches] = min(taken)
-    assert seconds[1000] < 12 * seconds[250]
+
+        def run() -> None:
+            assert schedule(graph, steps).arena_bytes <= 2 * MEMORY_ALIGNMENT
+
+        return run
+
+    small, large = (least_seconds(lambda n=n: scheduled(n)) for n in (250, 1000))
+    assert large < 12 * small
 
 
 def test_a_chain_of_pointwise_steps_works_in_place() -> None:

@@ -1,6 +1,6 @@
 """Layouts: strides everywhere, the same numbers, conversions only where they must be, and outputs that own memory."""
 
-import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from graphdnn.ir.ops.movement import Convert
 from graphdnn.ir.types import Array, TensorType, channels_last, row_major
 from graphdnn.ir.views import is_free, resolve
 from graphdnn.passes.layout.assign import assign_layouts
+from tests.clock import least_seconds
 from tests.passes.random_graphs import random_graph
 from tests.processes import said_by_every_process
 
@@ -426,14 +427,16 @@ def tower(length: int) -> Graph:
 
 
 def test_time_grows_with_the_length() -> None:
-    seconds = {}
-    for length in (20, 80):
+    def assigned(length: int) -> Callable[[], None]:
         graph = tower(length)
-        start = time.process_time()
-        done = assign_layouts(graph).graph
-        seconds[length] = time.process_time() - start
-        assert len(converts(done)) == 2
-    assert seconds[80] < 20 * seconds[20]
+
+        def run() -> None:
+            assert len(converts(assign_layouts(graph).graph)) == 2
+
+        return run
+
+    small, large = (least_seconds(lambda n=n: assigned(n)) for n in (20, 80))
+    assert large < 20 * small
 
 
 SCRIPT = """
