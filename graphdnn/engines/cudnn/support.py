@@ -1,7 +1,7 @@
 """What cuDNN takes, as rules with reasons: a region is taken where no rule objects.
 
 The rules say what the library says only while a plan is built, or not at all.  None of them names a whole pattern.
-What is true of one family of anchors stands in limits.py.
+What is true of one family of anchors stands in limits.py and norm_limits.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Policy
-from graphdnn.engines.cudnn import limits
+from graphdnn.engines.cudnn import limits, norm_limits
 from graphdnn.engines.cudnn.anatomy import ANCHORS, CONVOLUTIONS, ROW_NORMS, Anatomy
 from graphdnn.engines.cudnn.rules.pointwise import DECLINED as DECLINED_FUNCTIONS
 from graphdnn.engines.cudnn.rules.pointwise import OPERATIONS, TWO_SIDED, is_smaller
@@ -283,8 +283,8 @@ PLACED: tuple[Check, ...] = (axes, reductions, broadcasts, alignment, gaps)
 FAMILIES: tuple[tuple[tuple[type[Op], ...], Callable[[Anatomy, Policy], Decline | None]], ...] = (
     (CONVOLUTIONS, limits.convolution),
     ((MatMul,), limits.matmul),
-    (ROW_NORMS, limits.row_norm),
-    ((InstanceNorm,), limits.instance_norm),
+    (ROW_NORMS, norm_limits.row_norm),
+    ((InstanceNorm,), norm_limits.instance_norm),
     ((Attention,), limits.attention),
 )
 """Rules of one family of anchors, asked last."""
