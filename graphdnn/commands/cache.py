@@ -95,17 +95,18 @@ def listed(options: argparse.Namespace) -> Answer:
 
 def verified(options: argparse.Namespace) -> Answer:
     store = store_of(options)
-    before = store.candidates()
     found = list(store.verify())
-    damaged = [entry.path for entry, sound in found if not sound]
-    lines = [f"removed {path}: it has the name of an entry and is damaged or none" for path in damaged]
-    read = {entry.path for entry, _ in found}
-    unread = [entry.path for entry in before if entry.path not in read and entry.path.exists()]
-    lines += [f"{path} cannot be read" for path in unread]
-    sound = len(found) - len(damaged)
+    lines = [
+        f"{entry.path} cannot be read"
+        if sound is None
+        else f"removed {entry.path}: it has the name of an entry and is damaged or none"
+        for entry, sound in found
+        if not sound
+    ]
+    sound = len(found) - len(lines)
     verb = "is" if sound == 1 else "are"
-    total = f"{sound} of {counted(len(found) + len(unread), 'entry')} {verb} sound, in {place(store)}"
-    return [*lines, total], 1 if damaged or unread else 0
+    total = f"{sound} of {counted(len(found), 'entry')} {verb} sound, in {place(store)}"
+    return [*lines, total], 1 if lines else 0
 
 
 def cleared(options: argparse.Namespace) -> Answer:

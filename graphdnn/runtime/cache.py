@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 import struct
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphdnn.errors import SetupError
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.tensorfile import UNFINISHED, atomic
 
@@ -30,6 +32,9 @@ FULL = 7 / 8
 
 KEEP = 3 / 4
 """Part of the limit that eviction leaves, so that not every further entry evicts again."""
+
+LONGEST_KEY = 1 << 20
+"""Bytes of a key that are read to say what an entry is of; ours have some hundreds."""
 
 STALE_S = 3600.0
 """Age after which an unfinished temporary file belongs to a process that died."""
@@ -69,7 +74,11 @@ class Entry:
                 if len(start) < HEADER.size:
                     return None
                 magic, name_bytes, content_bytes, _ = HEADER.unpack(start)
-                if magic != MAGIC or HEADER.size + name_bytes + content_bytes != self.nbytes:
+                if (
+                    magic != MAGIC
+                    or HEADER.size + name_bytes + content_bytes != self.nbytes
+                    or name_bytes > LONGEST_KEY
+                ):
                     return None
                 return str(file.read(name_bytes), "utf-8")
         except (OSError, UnicodeDecodeError):
@@ -77,17 +86,31 @@ class Entry:
 
 
 def default_directory() -> Path:
-    """GRAPHDNN_CACHE_DIR, else graphdnn under XDG_CACHE_HOME, else ~/.cache/graphdnn."""
+    """GRAPHDNN_CACHE_DIR, else graphdnn under XDG_CACHE_HOME, else ~/.cache/graphdnn.
+
+    A relative XDG_CACHE_HOME counts as unset, as its specification has it.  Raises SetupError where there is no home.
+    """
     chosen = os.environ.get(DIRECTORY_VARIABLE)
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "graphdnn"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():
+        return base / "graphdnn"
+    try:
+        return Path.home() / ".cache" / "graphdnn"
+    except RuntimeError:
+        raise SetupError(
+            f"the disk cache has no directory: this user has no home; {DIRECTORY_VARIABLE} in the environment names one"
+        ) from None
 
 
-def default_store() -> DiskStore:
-    """The cache in its default directory."""
-    return DiskStore(default_directory())
+def default_store() -> DiskStore | NullStore:
+    """The cache in its default directory, or none where there is no such directory, which is said."""
+    try:
+        return DiskStore(default_directory())
+    except SetupError as error:
+        warnings.warn(f"{error}; nothing is cached", RuntimeWarning, stacklevel=2)
+        return NullStore()
 
 
 class NullStore:
@@ -112,7 +135,7 @@ class DiskStore:
     """
 
     def __init__(self, directory: str | Path, limit: int = DEFAULT_LIMIT) -> None:
-        self.directory = Path(directory)
+        self.directory = Path(os.path.expanduser(directory))
         self.limit = limit
         self._unaccounted: float | None = None
         self._read_only = False
@@ -128,7 +151,7 @@ class DiskStore:
         """The content stored under this key, or None."""
         path = self._path(kind, key)
         try:
-            raw = path.read_bytes()
+            raw = self._raw(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -137,14 +160,14 @@ class DiskStore:
                 text = f"cache entry {path} cannot be read ({error}); it and others like it are ignored"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             return None
-        content = unpack(raw, key)
-        if content is None:
+        found = unpack(raw)
+        if found is None or found[0] != key:
             warnings.warn(f"cache entry {path} is damaged or foreign; it is dropped", RuntimeWarning, stacklevel=2)
             remove(path)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
-        return content
+        return found[1]
 
     def put(self, kind: str, key: str, content: bytes) -> None:
         """Stores content under a key; the last of several writers wins."""
@@ -199,18 +222,33 @@ class DiskStore:
             remove(entry.path)
         return len(chosen)
 
-    def verify(self) -> Iterator[tuple[Entry, bool]]:
-        """Reads all that is named as our entries are, whole, and says whether it is sound; what is not is removed."""
+    def verify(self) -> Iterator[tuple[Entry, bool | None]]:
+        """Reads all that is named as our entries are, whole, and says whether it is sound; what is not is removed.
+
+        None stands for what cannot be read.  What other processes remove meanwhile is passed over.
+        """
         for entry in self.candidates():
             try:
-                raw = entry.path.read_bytes()
-            except OSError:
+                found = unpack(self._raw(entry.path))
+            except FileNotFoundError:
                 continue
-            key = entry.key()
-            sound = key is not None and entry.path == self._path(entry.kind, key) and unpack(raw, key) is not None
+            except OSError:
+                yield entry, None
+                continue
+            sound = found is not None and entry.path == self._path(entry.kind, found[0])
             if not sound:
                 remove(entry.path)
             yield entry, sound
+
+    def _raw(self, path: Path) -> bytes:
+        """What a file holds; nothing where it is larger than entries may be, as a sparse file is that takes no room.
+
+        Raises OSError where it cannot be read.
+        """
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no regular file")  # a pipe might never end
+        return path.read_bytes() if status.st_size <= self.limit else b""
 
     def _path(self, kind: str, key: str) -> Path:
         name = hashlib.sha256(f"{kind}\0{key}".encode()).hexdigest()
@@ -265,14 +303,17 @@ def pack(key: str, content: bytes) -> bytes:
     return HEADER.pack(MAGIC, len(name), len(content), checksum) + name + content
 
 
-def unpack(raw: bytes, key: str) -> bytes | None:
-    """The content of an entry, or None when header, lengths, key or checksum do not match."""
+def unpack(raw: bytes) -> tuple[str, bytes] | None:
+    """Key and content of an entry, or None when header, lengths or checksum do not match."""
     if len(raw) < HEADER.size:
         return None
     magic, name_bytes, content_bytes, checksum = HEADER.unpack_from(raw)
     if magic != MAGIC or len(raw) != HEADER.size + name_bytes + content_bytes:
         return None
     body = raw[HEADER.size :]
-    if body[:name_bytes] != key.encode() or hashlib.sha256(body).digest() != checksum:
+    if hashlib.sha256(body).digest() != checksum:
         return None
-    return body[name_bytes:]
+    try:
+        return str(body[:name_bytes], "utf-8"), body[name_bytes:]
+    except UnicodeDecodeError:
+        return None

@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from graphdnn.errors import SetupError
 from graphdnn.ir.tensorfile import atomic
 from graphdnn.runtime.cache import (
     DIRECTORY_VARIABLE,
     HEADER,
     KEEP,
     LOOK,
+    MAGIC,
     STALE_S,
     DiskStore,
     Entry,
     NullStore,
     default_directory,
+    default_store,
     pack,
     unpack,
 )
@@ -90,9 +93,37 @@ def test_an_entry_of_another_key_is_foreign(store: DiskStore) -> None:
 def test_absurd_lengths_are_refused() -> None:
     raw = bytearray(pack("a", b"content"))
     raw[8:12] = (1 << 31).to_bytes(4, "little")
-    assert unpack(bytes(raw), "a") is None
-    assert unpack(pack("a", b"content") + b"x", "a") is None
-    assert unpack(pack("a", b"content"), "a") == b"content"
+    assert unpack(bytes(raw)) is None
+    assert unpack(pack("a", b"content") + b"x") is None
+    assert unpack(pack("a", b"content")) == ("a", b"content")
+
+
+def sparse(path: Path, name_bytes: int = 1) -> None:
+    """A file that claims to be an entry of a terabyte, and takes no room."""
+    with open(path, "wb") as file:
+        file.write(HEADER.pack(MAGIC, name_bytes, (1 << 40) - HEADER.size - name_bytes, bytes(32)))
+        file.truncate(1 << 40)
+
+
+def test_a_sparse_file_of_any_size_is_damaged(store: DiskStore) -> None:
+    store.put("kernel", "a", CONTENT)
+    path = store.entries()[0].path
+    sparse(path, (1 << 32) - 1)
+    assert store.entries()[0].key() is None
+    with pytest.warns(RuntimeWarning, match="damaged or foreign; it is dropped"):
+        assert store.get("kernel", "a") is None
+    sparse(path)
+    assert [sound for _, sound in store.verify()] == [False]
+    assert not path.exists()
+
+
+def test_a_pipe_in_an_entrys_place_is_not_waited_for(store: DiskStore) -> None:
+    store.put("kernel", "a", CONTENT)
+    path = store.entries()[0].path
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.warns(RuntimeWarning, match="cannot be read .it is no regular file.; it and others"):
+        assert store.get("kernel", "a") is None
 
 
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
@@ -209,6 +240,45 @@ def test_verify_finds_and_removes_what_is_not_sound(store: DiskStore) -> None:
     assert [found[paths[key]] for key in "abc"] == [True, False, False]
     assert not found[paths["d"].with_name("0" * 64 + ".bin")]
     assert [e.path for e in store.entries()] == [paths["a"]]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_what_another_process_does_to_an_entry_meanwhile_is_no_damage(
+    replaced: bool, store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("kernel", "a", CONTENT)
+    path, read = store.entries()[0].path, Path.read_bytes
+
+    def and_then(self: Path) -> bytes:
+        raw = read(self)
+        if replaced:
+            DiskStore(store.directory).put("kernel", "a", CONTENT * 2)
+        else:
+            path.unlink()
+        return raw
+
+    monkeypatch.setattr(Path, "read_bytes", and_then)
+    assert [sound for _, sound in store.verify()] == [True]
+    monkeypatch.undo()
+    assert store.get("kernel", "a") == (CONTENT * 2 if replaced else None)
+
+
+def test_verify_says_what_cannot_be_read_and_passes_over_what_is_gone(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in "abc":
+        store.put("kernel", key, CONTENT)
+    failures = {"a": PermissionError("closed"), "b": FileNotFoundError("gone")}
+    paths, read = {store._path("kernel", key): error for key, error in failures.items()}, Path.read_bytes
+
+    def guarded(self: Path) -> bytes:
+        if self in paths:
+            raise paths[self]
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", guarded)
+    found = {entry.path: sound for entry, sound in store.verify()}
+    assert found == {store._path("kernel", "a"): None, store._path("kernel", "c"): True}
 
 
 def test_only_files_are_entries(store: DiskStore) -> None:
@@ -332,11 +402,36 @@ def test_the_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert default_directory() == Path("/xdg/graphdnn")
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_directory() == Path("/home/somebody/.cache/graphdnn")
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_directory() == Path("/home/somebody/.cache/graphdnn")
     monkeypatch.setenv(DIRECTORY_VARIABLE, "/chosen")
     assert default_directory() == Path("/chosen")
+
+
+def test_a_user_without_a_home_has_no_cache_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container that runs as a user of no name."""
+    for name in (DIRECTORY_VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
+    with pytest.raises(SetupError, match="this user has no home; GRAPHDNN_CACHE_DIR in the environment names one"):
+        default_directory()
+    with pytest.warns(RuntimeWarning, match="no home.*; nothing is cached"):
+        assert isinstance(default_store(), NullStore)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    store = default_store()
+    assert isinstance(store, DiskStore)
+    assert store.directory == tmp_path
+
+
+def test_a_directory_may_be_named_from_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert DiskStore("~/kernels").directory == Path("/home/somebody/kernels")
+    assert DiskStore(Path("~/kernels")).directory == Path("/home/somebody/kernels")
 
 
 def test_the_null_store_forgets() -> None:
