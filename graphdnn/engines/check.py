@@ -227,13 +227,18 @@ class Checker:
         return self._off(both, other.outputs, 2 * SLACK)
 
     def _off(self, finding: Finding, wanted: Sequence[Array], slack: float) -> str:
-        """What is wrong with a result where `wanted` is right."""
+        """What is wrong with a result where `wanted` is right.
+
+        It names no value, since regions of equal structure share what was found, those of other graphs too.
+        """
         narrow = narrowest(self._region, finding.rounds_to_tf32, self._policy)
         share = SHARP_SHARE if is_sharp(self._region) else 0.0
-        for value, found, right, scale in zip(self._region.outputs, finding.outputs, wanted, self._scales, strict=True):
-            reason = difference(found, right, value.type, slack * TOLERANCE[narrow], scale, share)
+        types = [v.type for v in self._region.outputs]
+        outputs = zip(types, finding.outputs, wanted, self._scales, strict=True)
+        for number, (type, found, right, scale) in enumerate(outputs, 1):
+            reason = difference(found, right, type, slack * TOLERANCE[narrow], scale, share)
             if reason:
-                return f"{value.name}: {reason}"
+                return reason if len(types) == 1 else f"output {number} of {len(types)}: {reason}"
         return ""
 
 

@@ -108,6 +108,18 @@ def test_wrong_results_are_found(name: str, rng: np.random.Generator) -> None:
     assert reasons["bad"]
 
 
+def test_of_several_outputs_the_wrong_one_is_numbered(rng: np.random.Generator) -> None:
+    """By no name: regions of equal structure share the sentence."""
+    g = gd.GraphBuilder()
+    y = g.tanh(g.input("x", (7, 5), gd.float32), name="first")
+    region = whole(g.build({"y": y, "z": g.exp(y, name="second")}))
+    first, second = right(region)
+    reasons = verdicts(region, rng, good=[first, second], bad=[first, second * 2], worse=[first * 2, second])
+    assert reasons["good"] == ""
+    assert reasons["bad"].startswith("output 2 of 2: 35 of 35 elements are off, by up to 1 of the peak")
+    assert reasons["worse"].startswith("output 1 of 2: 35 of 35 elements are off")
+
+
 def test_tf32_is_wrong_where_float32_is_asked_for(rng: np.random.Generator) -> None:
     region = product(dtype=gd.float32)
     inputs = inputs_for(region, np.random.default_rng(0))

@@ -297,6 +297,21 @@ class TestRemembered:
         assert "timed 0 regions and remembered 1" in again.report.effects[0]
         np.testing.assert_array_equal(again({"x": X})["y"], 2 * X)
 
+    def test_what_is_wrong_is_told_without_names_of_another_graph(
+        self, store: DiskStore, clock: Clock, with_engines: Any
+    ) -> None:
+        for name in ("theirs", "ours"):
+            with_engines(Scripted("one", {"a": Act(30), "b": Act(1, factor=2), "c": Act(2, fails="run")}, clock))
+            g = gd.GraphBuilder(name)
+            outputs = {f"y{i}": g.exp(g.input(f"x{i}", (3, 5), gd.float32), name=f"{name}{i}") for i in range(2)}
+            report = compiled(g.build(outputs)).report
+        assert "timed 0 regions and remembered 1" in report.effects[0]
+        assert "theirs" not in report.model_dump_json()
+        for entry in report.candidates:
+            wrong, failed = entry.plans[1:]
+            assert (wrong.verdict, failed.verdict) == ("wrong", "failed")
+            assert wrong.reason.startswith("15 of 15 elements are off")
+
     def test_an_engine_that_proposed_nothing_is_remembered_too(
         self, store: DiskStore, clock: Clock, with_engines: Any
     ) -> None:
