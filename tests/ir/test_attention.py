@@ -231,6 +231,31 @@ def test_nan_in_a_key_that_counts_shows(rng: Rng) -> None:
         assert np.isnan(found[0, 0, 1]).all()
 
 
+@pytest.mark.parametrize(
+    "attributes", [{"causal": "top_left"}, {"causal": "bottom_right"}, {"window": (0, 1)}], ids=str
+)
+@pytest.mark.parametrize("lse", [False, True])
+def test_keys_out_of_reach_never_count(attributes: dict[str, Any], lse: bool) -> None:
+    """Also where every score that counts is minus infinity, of which a softmax makes NaN."""
+    arrays = zeros(3, 5)
+    arrays["q"][0, 0, 1] = -np.inf
+    arrays["k"] += 1
+    graph = graph_of(arrays, return_lse=lse, **attributes)
+    found, smaller = (gd.evaluate(variant, arrays)["o"][0, 0, :, 0] for variant in (graph, expanded(graph)))
+    assert found[1] == 0
+    np.testing.assert_array_equal(smaller, found if lse else [found[0], np.nan, found[2]])
+
+
+@pytest.mark.parametrize("types", list(itertools.product([gd.float16, gd.float32, gd.float64], repeat=3)), ids=str)
+def test_operands_of_several_types_expand_to_the_common_one(types: tuple[gd.DType, ...], rng: Rng) -> None:
+    arrays = qkv(rng, 1, 2, 1, 3, 5, 4, 4)
+    arrays = {n: a.astype(t.numpy) for (n, a), t in zip(arrays.items(), types, strict=True)}
+    graph = graph_of(arrays, causal="bottom_right")
+    found, wanted = (gd.evaluate(variant, arrays)["o"] for variant in (expanded(graph), graph))
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12 if found.dtype == np.float64 else 2e-3)
+
+
 def test_a_bias_of_another_type_promotes_nothing(rng: Rng) -> None:
     g = gd.GraphBuilder()
     q = g.input("q", (1, 1, 3, 8), gd.float16)

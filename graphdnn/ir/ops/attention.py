@@ -18,7 +18,7 @@ from graphdnn.ir.ops.movement import Iota, Reshape, Transpose, Unsqueeze
 from graphdnn.ir.ops.pointwise import Pointwise, Select, common_type, met, narrowed
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
-from graphdnn.ir.types import Array, TensorType, bool_, broadcast_shapes, float32, int32
+from graphdnn.ir.types import Array, TensorType, bool_, broadcast_shapes, float32, int32, promote
 from graphdnn.spelling import quoted
 
 T = TypeVar("T")
@@ -41,9 +41,9 @@ class Attention(Op):
     "bottom_right" and 0 otherwise.  A row with no key (or with none of a score above minus infinity) gives 0, and
     log-sum-exp minus infinity.  `extras` names the optional operands that follow, in the order of EXTRAS: bias (float)
     and mask (bool) broadcast to (B, Hq, Sq, Skv), lengths are int32 (B,) and held between 0 and Sq or Skv.  Keys from
-    kv_len on are never looked at; queries from q_len on give 0 whatever v holds.  Results: o (B, Hq, Sq, Dv) in q's
-    type, and with `return_lse` the log of the softmax's denominator, float32 (B, Hq, Sq).  Raises GraphError when
-    shapes or types do not fit.
+    kv_len on are never looked at; queries from q_len on give 0 whatever v holds.  Results: o (B, Hq, Sq, Dv) in the
+    common type of q, k and v, and with `return_lse` the log of the softmax's denominator, float32 (B, Hq, Sq).  Raises
+    GraphError when shapes or types do not fit.
     """
 
     scale: float
@@ -158,11 +158,16 @@ class Attention(Op):
         return (o, (peak + np.log(total))[..., 0]) if self.return_lse else (o,)
 
     def expand(self, make: Make, *operands: Value) -> tuple[Value, ...]:
-        """Two matrix products with the scores between them in memory, arithmetic in float32 (float64 in float64)."""
+        """Two matrix products with the scores between them in memory, arithmetic in float32 (float64 in float64).
+
+        Where attributes alone leave each query a key, they have a softmax between them, which gives NaN for a query of
+        nothing but scores of minus infinity: infinite operands make such scores, and no mask does.
+        """
         q, k, v, *rest = operands
         given = dict(zip(self.extras, rest, strict=True))
         (b, hq, sq, d), (_, hkv, skv, _) = q.type.shape, k.type.shape
-        wide = q.type.dtype.compute
+        own = promote(*(x.type.dtype for x in (q, k, v)))
+        wide = own.compute
         q, k, v = (narrowed(make, x, wide) for x in (q, k, v))
         allowed = self._allowed(make, given, b, sq, skv)
         # the heads of q that share a head of k and v lie one after the other, and so are more rows of one product
@@ -171,13 +176,14 @@ class Attention(Op):
         scores = make(Pointwise(fn="mul"), make(Reshape(shape=(b, hq, sq, skv)), scores), self.scale)
         if "bias" in given:
             scores = make(Pointwise(fn="add"), scores, narrowed(make, given["bias"], wide))
+        is_plain = self._every_row_has_keys(sq, skv) and not self.return_lse
         if allowed is not None:
-            scores = make(Select(), allowed, scores, NOTHING)
+            scores = make(Select(), allowed, scores, -math.inf if is_plain else NOTHING)
         if "kv_lengths" in given:
             v = cut(make, v, given["kv_lengths"])
-        if self._every_row_has_keys(sq, skv) and not self.return_lse:
+        if is_plain:
             weights = make(Softmax(axis=3), scores)
-            return (narrowed(make, self._weighted(make, weights, v), operands[0].type.dtype),)
+            return (narrowed(make, self._weighted(make, weights, v), own),)
         peak = make(Reduce(fn="max", axes=(3,), keepdims=True), scores)
         peak = make(Pointwise(fn="maximum"), peak, NOTHING)
         weights = make(Pointwise(fn="exp"), make(Pointwise(fn="sub"), scores, peak))
@@ -188,7 +194,7 @@ class Attention(Op):
         o = make(Pointwise(fn="div"), self._weighted(make, weights, v), divisor)
         if "q_lengths" in given:
             o = cut(make, o, given["q_lengths"])
-        o = narrowed(make, o, operands[0].type.dtype)
+        o = narrowed(make, o, own)
         if not self.return_lse:
             return (o,)
         lse = make(Pointwise(fn="add"), peak, make(Pointwise(fn="log"), total))
