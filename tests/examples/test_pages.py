@@ -1,5 +1,6 @@
 """The documentation's code runs and prints what the page says, and what checks it finds pages that are wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,18 @@ def test_a_page_prints_what_it_says(name: str, tmp_path: Path, monkeypatch: pyte
     for block in blocks:
         assert block.printed, f"{name} shows an empty block for what prints nothing, such as an error that is no more"
         assert block.is_true, f"run python -m tests.examples.pages {name}, which now prints:\n{block.printed}"
+
+
+FILE = re.compile(r"\b(?:tests|graphdnn|benchmarks|examples|docs)/[\w/.-]*[a-z0-9](?!\w)|\btest_\w+\.py\b")
+DECISION = re.compile(r"\b[2-9]-[a-z]+(?:-[a-z0-9]+)+\b")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=lambda p: p.stem)
+def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+    text, tests = page.read_text(), {path.name for path in (ROOT / "tests").rglob("*.py")}
+    missing = [file for file in FILE.findall(text) if not ((ROOT / file).exists() if "/" in file else file in tests)]
+    missing += [name for name in DECISION.findall(text) if not (ROOT / "docs" / "decisions" / f"{name}.md").exists()]
+    assert not missing
 
 
 PAGE = """
