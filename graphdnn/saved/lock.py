@@ -41,6 +41,9 @@ MACHINE = ("device", "architecture", "multiprocessors")
 NUMBERS = ("precision", "deterministic", "workspace_limit", "disabled_passes", "disabled_engines", "disabled_plans")
 """Options that decide which bits come out; those that a file does not name were left as they are by default."""
 
+NAMES_SHOWN = 6
+"""Nodes that one message names."""
+
 
 class LockedRegion(Strict):
     """One region of the cover.  `nth` tells regions apart that are alike and do work of the same nodes, from 0 on."""
@@ -140,6 +143,12 @@ def read_lock(path: Path) -> LockModel:
     return read_record(who, content, LockModel)
 
 
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
 class Lock:
     """A lock file held against one compilation (planner.Fixed)."""
 
@@ -150,6 +159,7 @@ class Lock:
         self._misfits: list[str] = []
         self._kept: dict[tuple[int, str], LockedRegion] = {}
         self._plans: dict[str, Decision] = {}
+        self._nodes = {node for entry in model.regions for node in entry.nodes}
         self._follow(model.regions)
 
     def _follow(self, entries: Iterable[LockedRegion]) -> None:
@@ -250,4 +260,8 @@ class Lock:
                 )
             elif entry is not None:
                 followed += 1
+        unknown = dict.fromkeys(n for pick in picks for n in pick.region.origins if n not in self._nodes)
+        if unknown:
+            who = f"nodes {listed([*unknown])} are" if len(unknown) > 1 else f"node {next(iter(unknown))} is"
+            self._say(f"{who} in none of its regions, and what runs there was chosen anew")
         return [f"lock file {self.who} decided {followed} of {counted(len(picks), 'region')}", *self.messages]

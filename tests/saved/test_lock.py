@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -195,6 +196,28 @@ def test_a_graph_that_changed_falls_back_where_it_changed(path: Path) -> None:
     assert len(caught) == 1
     assert again.report.effects[0] == f"lock file block.lock.json decided 1 of {len(again.report.regions)} regions"
     assert again({n: np.ones(v.type.shape, np.float32) for n, v in again.graph.inputs.items()})["z"].shape == (4, 7)
+
+
+@pytest.mark.parametrize("target", ["cpu", H200], ids=str)
+def test_nodes_that_the_file_does_not_have_are_said(path: Path, target: Any) -> None:
+    def branches(number: int) -> gd.Graph:
+        g = gd.GraphBuilder("branches")
+        inputs = [g.input(f"x{i}", (64, 64), gd.float32) for i in range(number)]
+        return g.build({f"y{i}": g.softmax(g.tanh(x, name=f"t{i}"), name=f"s{i}") for i, x in enumerate(inputs)})
+
+    gd.compile(branches(2), target).save_lock(path)
+    quietly(branches(2), path, target)
+    said = "lock file block.lock.json: node{} in none of its regions, and what runs there was chosen anew"
+    for length, who in ((3, "s t2, s2 are"), (7, "s t2, s2, t3, s3, t4, s4 and 4 more are")):
+        with pytest.warns(RuntimeWarning) as caught:
+            again = gd.compile(branches(length), target, lock=path)
+        assert again.report.effects[-1] == said.format(who)
+        assert len(caught) == 1
+    g = gd.GraphBuilder("branches")
+    graph = g.build({"y": g.softmax(g.input("x", (64, 64), gd.float32), name="other")})
+    edited(path, lambda content: content["regions"].clear())
+    with pytest.warns(RuntimeWarning, match=re.escape(said.format(" other is"))):
+        gd.compile(graph, target, lock=path)
 
 
 def test_another_device_takes_what_fits_region_by_region(path: Path) -> None:
