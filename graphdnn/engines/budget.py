@@ -18,10 +18,15 @@ class Budget:
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
-        self.interrupted = False
+        self._interrupted_s: float | None = None
         self._clock = clock
         self._start = clock()
         self._previous: Any = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody pressed Ctrl-C."""
+        return self._interrupted_s is not None
 
     @property
     def spent_s(self) -> float:
@@ -39,13 +44,13 @@ class Budget:
     @property
     def ending(self) -> str:
         """Why timing ended before everything was timed, in words; empty where it did not."""
-        if self.interrupted:
-            return f"timing was interrupted after {self.spent_s:.1f} s"
+        if self._interrupted_s is not None:
+            return f"timing was interrupted after {self._interrupted_s:.1f} s"
         return f"tuning_budget_s={self.seconds:g} was spent" if self.is_over() else ""
 
     def interrupt(self, *_: int | FrameType | None) -> None:
         """Ends the timing after the plan that is being timed."""
-        self.interrupted = True
+        self._interrupted_s = self.spent_s
         self._restore()
 
     def __enter__(self) -> Budget:

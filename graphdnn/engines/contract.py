@@ -194,8 +194,11 @@ class Timer(Protocol):
 class Prober(Protocol):
     """Tries plans that might fault where a fault does not matter: in another process."""
 
-    def probe(self, region: Region, engine: str, plan: str) -> Decline | None:
-        """None where the plan built and ran, else what became of it."""
+    def probe(
+        self, region: Region, engine: str, plan: str, is_over: Callable[[], bool] | None = None
+    ) -> Decline | None:
+        """None where the plan built and ran, else what became of it: `transient` where that was not known when
+        `is_over` came true."""
 
 
 class Engine(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Self
@@ -130,18 +130,24 @@ def announce(candidate: Candidate) -> None:
 
 
 def built(
-    engine: Engine, candidate: Candidate, device: Device, limits: Limits, prober: Prober | None = None
+    engine: Engine,
+    candidate: Candidate,
+    device: Device,
+    limits: Limits,
+    prober: Prober | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> Built | Tried:
     """The plan made ready to run, or what kept it from that.  Plans of several threads may be built at once.
 
-    Unknown plans are built and run where a fault does no harm first: a library may abort while it compiles, too.
+    Unknown plans are built and run where a fault does no harm first, until `is_over` comes true: a library may abort
+    while it compiles, too, or hang.
     Raises ContextLostError where no plan runs on the device any more.
     """
     excluded = limits.bars(candidate)
     if excluded:
         return Tried(candidate, "excluded", excluded)
     if prober is not None and not candidate.is_known:
-        refusal = prober.probe(candidate.region, candidate.engine, candidate.name)
+        refusal = prober.probe(candidate.region, candidate.engine, candidate.name, is_over)
         if refusal is not None:
             return failed(candidate, refusal)
     announce(candidate)

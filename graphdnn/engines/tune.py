@@ -262,7 +262,10 @@ class Tuner:
                 raise CancelledError
             if fault is not None:
                 return failed(candidate, fault)
-        return built(engine, candidate, self._device, self._limits, self._prober)
+        made = built(engine, candidate, self._device, self._limits, self._prober, self.budget.is_over)
+        if isinstance(made, Tried) and made.is_transient and self.budget.is_over():
+            raise CancelledError  # a trial that was given up says nothing of the plan, which heuristics may still take
+        return made
 
     def _shower(
         self, pattern: str, number: int, total: int, queues: Mapping[str, Queue]

@@ -38,6 +38,9 @@ KILL_SECONDS = 5.0
 GRACE_SECONDS = 3.0
 """How long the child has to say where it hangs and end by itself, before it is killed."""
 
+LOOK_SECONDS = 0.05
+"""Between two looks at whether anybody still waits for the child."""
+
 WATCHDOG = b"Timeout ("
 """What the child's own watchdog says, on a line of its own, before it ends the child with status 1."""
 
@@ -118,16 +121,21 @@ class Child:
         problem = child._exchange(seconds, child._skip_to_mark)
         return replace(problem, by_chance=True) if isinstance(problem, Ended) else child
 
-    def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any] | Ended:
-        """The child's answer to a message.  A child that takes longer than `seconds` is ended; one that was closed,
-        here or from another thread meanwhile, says so."""
+    def ask(
+        self, message: dict[str, Any], seconds: float, is_over: Callable[[], bool] | None = None
+    ) -> dict[str, Any] | Ended:
+        """The child's answer to a message.
+
+        A child that takes longer than `seconds`, or until `is_over` comes true, is ended; one that was closed, here or
+        from another thread meanwhile, says so.
+        """
         frame = packed({**message, "seconds": seconds})
 
         def work() -> dict[str, Any] | Ended | None:
             self._write(frame)
             return self._read()
 
-        return self._exchange(seconds, work)
+        return self._exchange(seconds, work, is_over)
 
     def next(self, seconds: float) -> dict[str, Any] | Ended:
         """The next message of a child that sends several."""
@@ -142,13 +150,15 @@ class Child:
         self._finalizer()
         self._listener.join(LISTEN_SECONDS)
 
-    def _exchange(self, seconds: float, work: Callable[[], T | Ended | None]) -> T | Ended:
+    def _exchange(
+        self, seconds: float, work: Callable[[], T | Ended | None], is_over: Callable[[], bool] | None = None
+    ) -> T | Ended:
         if not self._finalizer.alive:
             return CLOSED
         begun = time.monotonic()
-        watch = threading.Timer(seconds + GRACE_SECONDS, _kill, [self._process])
-        watch.daemon = True
-        watch.start()
+        answered = threading.Event()
+        watch = (self._process, begun + seconds + GRACE_SECONDS, is_over, answered)
+        threading.Thread(target=_watch, args=watch, daemon=True).start()
         try:
             found = work()
         except (OSError, ValueError):  # a pipe that is broken, or closed by another thread
@@ -157,7 +167,7 @@ class Child:
             self.close()
             raise
         finally:
-            watch.cancel()
+            answered.set()
         if found is None:
             return self._ended(time.monotonic() - begun >= seconds, seconds)
         if isinstance(found, Ended):
@@ -316,6 +326,16 @@ def _listen(source: Any, said: bytearray) -> None:
         while part := os.read(source.fileno(), 4096):
             said += part
             del said[:-TAIL_BYTES]
+
+
+def _watch(
+    process: subprocess.Popen[bytes], end: float, is_over: Callable[[], bool] | None, answered: threading.Event
+) -> None:
+    """Kills a child that has not answered at that time, or when nobody waits for it any more."""
+    while not answered.wait(max(0.0, end - time.monotonic()) if is_over is None else LOOK_SECONDS):
+        if time.monotonic() >= end or (is_over is not None and is_over()):
+            _kill(process)
+            return
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

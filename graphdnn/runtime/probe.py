@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pkgutil import resolve_name
 from typing import Any
@@ -30,6 +30,8 @@ WORK = "graphdnn.runtime.probe:work"
 
 KIND = "probe"
 """Kind of the store's entries."""
+
+GIVEN_UP = Ended("it was given up when timing ended", by_chance=True)
 
 Message = dict[str, Any]
 
@@ -61,8 +63,13 @@ class ChildProber:
         self._passed: set[tuple[str, str, str]] = set()
         self._lock = threading.Lock()
 
-    def probe(self, region: Region, engine: str, plan: str) -> Decline | None:
-        """Why this plan of the engine is not to be run here, or None where it ran to its end in the child."""
+    def probe(
+        self, region: Region, engine: str, plan: str, is_over: Callable[[], bool] | None = None
+    ) -> Decline | None:
+        """Why this plan of the engine is not to be run here, or None where it ran to its end in the child.
+
+        Once `is_over` comes true nobody waits for the child any more.
+        """
         key = self._key(region, engine, plan)
         known = recalled(self._device.store.get(KIND, key))
         if known is not None:
@@ -71,7 +78,7 @@ class ChildProber:
         with self._lock:
             if kin in self._passed:
                 return None
-            answer = self._ask(region, engine, plan)
+            answer = self._ask(region, engine, plan, is_over)
             if isinstance(answer, dict) and answer["verdict"] == "passed":
                 self._passed.add(kin)
         if isinstance(answer, Ended):
@@ -96,7 +103,9 @@ class ChildProber:
         parts = (self._engines[engine], plan, region.key, self._policy.precision, dict(self._environment))
         return json.dumps(parts, sort_keys=True)
 
-    def _ask(self, region: Region, engine: str, plan: str) -> Message | Ended:
+    def _ask(self, region: Region, engine: str, plan: str, is_over: Callable[[], bool] | None) -> Message | Ended:
+        if is_over is not None and is_over():
+            return GIVEN_UP
         if self._unstartable is not None:
             return self._unstartable
         if self._child is None:
@@ -106,12 +115,12 @@ class ChildProber:
                 return started
             self._child = started
         question = asked(region, self._engines[engine], plan, self._policy, self._device, self._sent)
-        answer = self._child.ask(question, self._seconds)
+        answer = self._child.ask(question, self._seconds, is_over)
         if isinstance(answer, Ended) or answer["verdict"] == "failed":
             self.close()
         else:
             self._sent = region.graph
-        return answer
+        return GIVEN_UP if isinstance(answer, Ended) and is_over is not None and is_over() else answer
 
 
 def asked(

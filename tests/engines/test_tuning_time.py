@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,11 @@ import pytest
 
 import graphdnn as gd
 from graphdnn import compiler
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.budget import Budget
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.tune import Progress
+from graphdnn.ir.region import Region
 from graphdnn.planning import session
 from graphdnn.planning.progress import Line
 from graphdnn.report.model import CompileReport
@@ -120,6 +122,55 @@ def test_ctrl_c_drops_builds_that_nobody_began(clock: Clock, with_engines: Any) 
     inputs = {name: np.ones(v.type.shape, np.float32) for name, v in graph.inputs.items()}
     for name, wanted in gd.evaluate(graph, inputs).items():
         np.testing.assert_array_equal(exe(inputs)[name], wanted)
+
+
+class Endless:
+    """Tries plans in a child that hangs, for as long as anybody waits for it."""
+
+    def __init__(self, press: bool) -> None:
+        self.press = press
+        self.asked = 0
+
+    def __enter__(self) -> Endless:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def probe(
+        self, region: Region, engine: str, plan: str, is_over: Callable[[], bool] | None = None
+    ) -> Decline | None:
+        self.asked += 1
+        if is_over is None:  # heuristics, which come to other plans first
+            return None
+        if self.press:
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+        end = time.monotonic() + 5
+        while time.monotonic() < end and not is_over():
+            time.sleep(0.02)
+        return Decline(Code.TRANSIENT, "it was given up when timing ended")
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("press", [False, True])
+@pytest.mark.parametrize("threads", [1, 8])
+def test_nobody_waits_for_a_plan_that_hangs_in_a_child(
+    threads: int, press: bool, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "Selector", lambda *given, **named: Selector(*given, **{**named, "threads": threads}))
+    prober = Endless(press)
+    monkeypatch.setattr(compiler, "prober_for", lambda *_: prober)
+    acts = {"good": Act(30), "hangs": Act(10, is_known=False), "late": Act(20)}
+    with_engines(Scripted("one", acts, clock))
+    begun = time.monotonic()
+    report = compiled(many(1), tuning_budget_s=None if press else 0.3).report
+    assert time.monotonic() - begun < 2
+    assert prober.asked == 1
+    (region,) = report.regions
+    assert region.plan == "good"
+    assert any(("interrupted" if press else "tuning_budget_s=0.3 was spent") in note for note in region.notes)
+    assert all(p.verdict in ("chosen", "slower") for c in report.candidates for p in c.plans)
 
 
 @pytest.mark.usefixtures("ctrl_c")

@@ -144,7 +144,9 @@ class Probes:
     def __call__(self, *_: object) -> Probes:
         return self
 
-    def probe(self, region: Region, engine: str, plan: str) -> Decline | None:
+    def probe(
+        self, region: Region, engine: str, plan: str, is_over: Callable[[], bool] | None = None
+    ) -> Decline | None:
         self.asked.append(f"{engine} {plan}")
         return None
 

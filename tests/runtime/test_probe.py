@@ -126,7 +126,7 @@ def test_one_child_serves_until_it_dies(prober: ChildProber, monkeypatch: pytest
 def test_knobs_of_one_engine_need_one_probe(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def ask(self: ChildProber, region: Region, engine: str, plan: str) -> dict[str, str]:
+    def ask(self: ChildProber, region: Region, engine: str, plan: str, is_over: object) -> dict[str, str]:
         asked.append(plan)
         return {"verdict": "failed" if plan == "eng8_k1=2" else "passed", "reason": "it died"}
 
@@ -257,6 +257,21 @@ def test_a_child_that_was_closed_says_so() -> None:
     child.close()
     for answer in (child.ask({}, 20), child.next(20)):
         assert answer == Ended("it was closed before", by_chance=True)
+
+
+@pytest.mark.parametrize("deed", ["hang", "hang in a library"])
+def test_a_trial_ends_when_nobody_waits_for_it_any_more(deed: str, prober: ChildProber, store: DiskStore) -> None:
+    """And says nothing of the plan; the next question finds another child."""
+    end = time.monotonic() + 1
+    answer = prober.probe(some_region(), "faulty", deed, lambda: time.monotonic() > end)
+    assert time.monotonic() < end + 2
+    assert isinstance(answer, Decline)
+    assert (answer.code, "given up when timing ended" in answer.reason) == (Code.TRANSIENT, True)
+    late = prober.probe(some_region(), "faulty", "good", lambda: True)
+    assert isinstance(late, Decline)
+    assert late.code is Code.TRANSIENT
+    assert not list(store.entries())
+    assert prober.probe(some_region(), "faulty", "good", lambda: False) is None
 
 
 @pytest.mark.parametrize("closing", ["kill", "close"])
