@@ -52,6 +52,9 @@ FLOOR = Efficiency(bandwidth=1.25, matrix=1.25, plain=1.25)
 FLOOR_GAPS = 0.5
 """Launch gaps that any kernel takes."""
 
+UNCOMPARED = "numbers were not compared: too large for the definition, and one engine alone takes it"
+"""What is said of a region whose plans nothing was held against."""
+
 PASSING = "a failure of the moment kept a plan out, so that the times are not remembered"
 """What is said of a region whose plans may do better another time."""
 
@@ -307,15 +310,17 @@ class Tuner:
             bench.close()
         outcome = judged(tried, plans, self._limits)
         outcome.refused.update(refused)
+        said: list[str] = []
         if race.lacking and not race.is_timed:
-            outcome.note = f"not timed: {race.lacking}"
+            said.append(f"not timed: {race.lacking}")
         elif not race.is_compared:
-            outcome.note = "numbers were not compared: too large for the definition, and one engine alone takes it"
+            said.append(UNCOMPARED)
         if not race.is_complete:
-            outcome.note = self.budget.ending
+            said.append(self.budget.ending)
         elif not race.is_repeatable:
-            outcome.note = "; ".join(filter(None, (outcome.note, PASSING)))
-        else:
+            said.append(PASSING)
+        outcome.note = "; ".join(said)
+        if race.is_complete and race.is_repeatable:
             by_engine = {e.name: tried.get(e.name, ()) for e, _ in job.engines}
             self._records.keep(region, Found(by_engine, refused, outcome.note))
         return outcome

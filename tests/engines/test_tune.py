@@ -202,6 +202,12 @@ class TestLarge:
         (note,) = compiled(double()).report.regions[0].notes
         assert "numbers were not compared" in note
 
+    def test_so_it_is_where_the_budget_was_spent_too(self, clock: Clock, with_engines: Any) -> None:
+        with_engines(Scripted("one", {"a": Act(50_000), "b": Act(20_000), "c": Act(10_000)}, clock))
+        (note,) = compiled(double(), tuning_budget_s=0.3).report.regions[0].notes
+        assert note.startswith("numbers were not compared")
+        assert note.endswith("; tuning_budget_s=0.3 was spent")
+
 
 def test_where_all_that_were_timed_are_wrong_the_next_one_runs(clock: Clock, with_engines: Any) -> None:
     acts = {**{f"bad{i}": Act(factor=2) for i in range(10)}, "good": Act(50)}
