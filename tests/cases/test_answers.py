@@ -58,7 +58,7 @@ def without_nvrtc(monkeypatch: pytest.MonkeyPatch):
     """The loader finds no NVRTC, and nothing of earlier searches is remembered."""
 
     def hidden() -> object:
-        raise RuntimeError("Failure finding libnvrtc.so: No such file: libnvrtc.so.*")
+        raise RuntimeError("No such file or directory")  # loaders do not always say of what
 
     monkeypatch.setattr(nvrtc, "nvrtcVersion", hidden)
     nvrtc_compile.compiler_version.cache_clear()

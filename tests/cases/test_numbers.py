@@ -49,12 +49,13 @@ def test_n4_the_constant_is_read_in_full_size() -> None:
     assert not [change for p in report.passes if p.name == "fold" for change in p.changes]
 
 
-def test_n5_a_broadcast_that_cudnn_lacks_is_declined_by_its_operand() -> None:
-    report = h200_report(graphs.broadcast_residual((2, 8, 1, 1), last=True))
+@pytest.mark.parametrize("shape", [(2, 8, 1, 1), (1, 8, 16, 16)])
+def test_n5_a_broadcast_that_cudnn_lacks_is_declined_by_its_operand(shape: tuple[int, ...]) -> None:
+    report = h200_report(graphs.broadcast_residual(shape, last=True))
     (answer,) = answers(report, "cudnn", "conv", "add")
     assert (answer.verdict, answer.code) == ("declined", "broadcast")
     assert "%r" in answer.reason
-    assert "2x8x1x1" in answer.reason
+    assert "x".join(map(str, shape)) in answer.reason
 
 
 def test_n6_a_scale_that_widens_stays_outside_the_norm() -> None:

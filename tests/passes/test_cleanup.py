@@ -37,6 +37,7 @@ T = "%t = tanh(%x) : f32[2x3x4]"
         ("div(1.0:f32, %t) : f32[2x3x4]", "same"),
         ("div(%t, 3.0:f32) : f32[2x3x4]", "same"),
         ("div(%t, 1e-30:f32) : f32[2x3x4]", "same"),
+        (f"div(%t, {2.0**-130!r}:f32) : f32[2x3x4]", "same"),  # 2 ** 130 is no number of float32
         ('cast(%t) {dtype="float16"} : f16[2x3x4]', "same"),
         ("expand(%t) {shape=(5, 2, 3, 4)} : f32[5x2x3x4]", "same"),
         ("transpose(%t) {axes=(1, 0, 2)} : f32[3x2x4]", "same"),
@@ -81,6 +82,14 @@ def test_one_node(line: str, left: str | None):
             ['%a_0 = cast(%t) {dtype="float16"} : f16[2x3x4] from a, y', "return y = %a_0"],
         ),
         (['%a = cast(%t) {dtype="float16"} : f16[2x3x4]', '%y = cast(%a) {dtype="float32"} : f32[2x3x4]'], "same"),
+        (
+            [
+                '%i = cast(%t) {dtype="int32"} : i32[2x3x4]',
+                '%a = cast(%i) {dtype="float32"} : f32[2x3x4]',  # which does not hold every int32
+                '%y = cast(%a) {dtype="float64"} : f64[2x3x4]',
+            ],
+            "same",
+        ),
     ],
 )
 def test_two_nodes(lines: list[str], left):
@@ -175,7 +184,8 @@ def test_different_numbers_types_and_attributes_are_not_merged():
         "%d = leaky_relu(%x) {parameters=(0.5,)} : f32[2x3x4]",
     ]
     lines[2] = "%c = leaky_relu(%x) {parameters=(0.01,)} : f32[2x3x4]"
-    graph = parsed(X, *lines, *(f"return {n} = %{n}" for n in "abcd"))
+    lines += [f"%{n} = select(%m, 1.0:f{bits}, 2.0:f{bits}) : f{bits}[3]" for n, bits in (("e", 32), ("f", 16))]
+    graph = parsed(f"{X}, m: b8[3]", *lines, *(f"return {n} = %{n}" for n in "abcdef"))
     assert merge_equal(graph).graph is graph
 
 

@@ -1,5 +1,6 @@
 """Proposals: which regions engines are asked about; convex, connected, with no views but their own, complete."""
 
+import functools
 import itertools
 import sys
 from collections import Counter
@@ -18,6 +19,9 @@ from graphdnn.passes.fuse import Proposal, propose
 from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.passes.patterns import FUSIONS
 from graphdnn.passes.patterns.convolution import CONVOLUTION
+from graphdnn.passes.patterns.fusion import Fusion
+from graphdnn.passes.patterns.matmul import MATMUL
+from graphdnn.passes.patterns.rows import ROWS
 from graphdnn.passes.select import Offer, select
 from tests.passes.random_graphs import random_graph
 from tests.passes.test_select import check_cover
@@ -277,6 +281,20 @@ def test_growth_stops_at_its_limit() -> None:
         y = g.relu(y)
     sizes = [len(p.region.nodes) for p in propose(g.build({"y": y})) if p.fusion == "convolution"]
     assert max(sizes) == 1 + CONVOLUTION.limit
+
+
+@pytest.mark.parametrize("fusion", [MATMUL, ROWS], ids=lambda f: f.name)
+def test_no_more_anchors_join_than_the_fusion_takes(fusion: Fusion) -> None:
+    g = GraphBuilder("g")
+    x = g.input("x", (4, 4), float32)
+    count = fusion.partners + 2
+    if fusion is MATMUL:
+        anchors = [g.matmul(x, g.input(f"w{i}", (4, 4), float32)) for i in range(count)]
+    else:
+        anchors = [g.reduce_max(x * float(i + 2), axes=-1, keepdims=True) for i in range(count)]
+    found = propose(g.build({"y": functools.reduce(g.add, anchors)}))
+    held = [sum(isinstance(n.op, fusion.anchors) for n in p.region.nodes) for p in found if p.fusion == fusion.name]
+    assert max(held) == 1 + fusion.partners
 
 
 def subsets(graph: Graph, anchor: str) -> set[frozenset[str]]:

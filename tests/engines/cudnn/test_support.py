@@ -135,6 +135,9 @@ REFUSED: dict[str, tuple[Region, Code]] = {
     "row-major residual": (
         convolution(layout=row_major, finish=lambda g, y: g.add(y, g.input("r", y.type.shape, gd.float16))), Code.LAYOUT
     ),
+    "row-major bias that is needed too": (
+        convolution(layout=row_major, finish=lambda g, y: {"y": (b := bias(g, y)), "z": g.relu(b)}), Code.LAYOUT
+    ),
     "row-major silu": (convolution(layout=row_major, finish=lambda g, y: g.silu(bias(g, y))), Code.LAYOUT),
     "atan2": (convolution(finish=lambda g, y: g.atan2(y, y)), Code.OP),
     "pixel means": (convolution(finish=lambda g, y: g.reduce_mean(g.cast(y, gd.float32), axes=(2, 3))), Code.PATTERN),
