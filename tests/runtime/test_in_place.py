@@ -6,6 +6,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.region import Region
+from graphdnn.passes.layout.assign import assign_layouts
 from graphdnn.runtime.schedule import Schedule, Step, schedule
 
 SHAPE = (7, 300)
@@ -95,6 +96,16 @@ def test_a_step_that_reads_another_view_of_it_too_does_not() -> None:
     placed = pointwise(g.build({"y": g.reduce_sum(g.exp(b), axes=0)}))
     low, high = placed.places[a].offset, placed.places[a].offset + 300 * 4
     assert not low <= placed.places[b].offset < high
+
+
+def test_a_step_that_may_write_over_one_of_two_readings_of_it_does_not() -> None:
+    """A value and its transpose: what lies as the result may be written over, what is read across it may not."""
+    g = gd.GraphBuilder()
+    a = g.relu(g.input("x", (17, 17), gd.float32), name="a")
+    graph = assign_layouts(total(g, g.add(a, g.transpose(a, (1, 0)), name="b"))).graph
+    regions = [Region.of(graph, [n]) for n in graph.nodes if not n.op.is_renaming]
+    steps = [Step(r, None, offered=((0, 0),) if r.nodes[0].name == "b" else ()) for r in regions]
+    assert not share(schedule(graph, steps), *(graph.node(name).result for name in "ab"))
 
 
 def test_a_view_that_is_all_of_it_is_written_over() -> None:

@@ -232,6 +232,14 @@ def test_a_call_waits_for_its_inputs_and_its_users_wait_for_it(rng: np.random.Ge
         check(found, value)
 
 
+def test_a_call_waits_for_the_stream_that_an_interface_names(rng: np.random.Generator, device: FakeDevice) -> None:
+    cuda = fake_program(affine(), device, rng, 1)
+    x, value = on_device(np.zeros((3, 5), np.float32), device).array, draw(rng)
+    device.enqueue(500, lambda: np.copyto(x, value))
+    interface = {"shape": x.shape, "typestr": x.dtype.str, "data": (x.ctypes.data, False), "version": 3, "stream": 500}
+    check(cuda.run({"x": type("Interfaced", (), {"__cuda_array_interface__": interface})()}, SIDE), value)
+
+
 def test_consumers_wait(cuda: Program, rng: np.random.Generator, device: FakeDevice) -> None:
     other = fake_program(affine(), device, rng, 1)
     x = on_device(draw(rng), device)
