@@ -112,6 +112,8 @@ def summary(report: CompileReport) -> str:
         lines.append(
             f"{counted(plans['wrong'], 'plan')} gave wrong numbers and {plans['failed']} failed; none was chosen"
         )
+    elif plans["failed"]:
+        lines.append(f"{counted(plans['failed'], 'plan')} failed; none was chosen")
     return "\n".join(lines)
 
 
@@ -165,9 +167,14 @@ class Lesson:
 def grouped(report: CompileReport) -> list[str]:
     """A paragraph for each kind of region that there is something to say about; what is alike is said once."""
     groups: dict[object, list[tuple[RegionReport, list[Lesson]]]] = {}
+    offered: dict[object, list[CandidateReport]] = {}
+    for entry in report.candidates:
+        if entry.plans and entry.code is None:
+            offered.setdefault((entry.pattern, entry.nodes), []).append(entry)
     said: set[str] = set()
     for region in report.regions:
-        found = [one for one in lessons(region, report.regions) if one.rank != Rank.FIX or one.text not in said]
+        every = lessons(region, report.regions, offered.get((region.pattern, region.nodes), ()))
+        found = [one for one in every if one.rank != Rank.FIX or one.text not in said]
         said.update(one.text for one in found)
         if found:
             key = (region.pattern, region.engine, tuple(one.kind for one in found))
@@ -186,8 +193,11 @@ def paragraph(group: Sequence[tuple[RegionReport, list[Lesson]]]) -> str:
     return "\n".join(lines)
 
 
-def lessons(region: RegionReport, regions: Sequence[RegionReport]) -> list[Lesson]:
-    """What a user learns from a region's alternatives, the most useful first, a few at most."""
+def lessons(
+    region: RegionReport, regions: Sequence[RegionReport], offered: Sequence[CandidateReport] = ()
+) -> list[Lesson]:
+    """What a user learns from a region's alternatives, and from the plans of engines that take its very work, the
+    `offered`: the most useful first, a few at most."""
     same = [c for c in region.alternatives if is_same_work(c, region)]
     larger = sorted((c for c in region.alternatives if encloses(c, region)), key=extent)
     fixable = {(c.engine, c.fix.sentence): c for c in reversed((*same, *larger)) if c.fix and c.verdict == "declined"}
@@ -197,6 +207,7 @@ def lessons(region: RegionReport, regions: Sequence[RegionReport]) -> list[Lesso
     found += [lesson(Rank.REFUSED, c) for c in declined]
     found += [lesson(Rank.REFUSED, c) for c in refused_parts(region)] if region.last_resort else []
     found += next_larger(region, larger, regions)
+    found += [one for c in offered for one in spoiled(c)]
     costs = dict.fromkeys(text for text in (region.ruled_out, *(c.ruled_out for c in same)) if text)
     found += [Lesson(Rank.TROUBLE, ("ruled out",), f"excluded: {text}") for text in costs]
     close = [c for c in same if c.verdict == "slower" and taken(c) <= CLOSE * taken(region)]
@@ -236,6 +247,19 @@ def encloses(entry: CandidateReport, region: RegionReport) -> bool:
     ops = region.pattern.split("+")
     whole = extent(entry) == 1 and entry.pattern not in ops
     return set(entry.nodes) >= set(region.nodes) and (whole or extent(entry) > len(ops))
+
+
+def spoiled(entry: CandidateReport) -> list[Lesson]:
+    """Plans that failed or gave wrong numbers, of an engine that has others: of each kind the first, with its reason."""
+    found = []
+    for verdict in ("wrong", "failed"):
+        names = [p.name for p in entry.plans if p.verdict == verdict]
+        reason = next((p.reason for p in entry.plans if p.verdict == verdict), "")
+        if names:
+            more = f" and {len(names) - 1} more" if names[1:] else ""
+            text = f"{verdict}: {entry.engine} {names[0]}{more}: {reason}"
+            found.append(Lesson(Rank.TROUBLE, ("plan", verdict, entry.engine), text))
+    return found
 
 
 def lesson(rank: Rank, entry: CandidateReport, attribute: str | None = None) -> Lesson:

@@ -82,7 +82,10 @@ def test_a4_whole(clock: Clock, with_engines: Any) -> None:
     assert "illegal memory access" in reasons["p1"]
     assert "CUDNN_STATUS_EXECUTION_FAILED" in reasons["p6"]
     assert "15 of 15 elements are off, by up to 0.5 of the peak" in reasons["p2"]
-    assert "1 plan gave wrong numbers and 4 failed; none was chosen" in exe.explain()
+    explained = exe.explain()
+    assert "1 plan gave wrong numbers and 4 failed; none was chosen" in explained
+    assert "  wrong: one p2: 15 of 15 elements are off, by up to 0.5 of the peak" in explained
+    assert "  failed: one p0 and 3 more: p0 needs 300 registers" in explained
     np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
 
 
@@ -93,6 +96,13 @@ def test_an_engine_with_wrong_numbers_only_gives_way(clock: Clock, with_engines:
     entry = answer(exe.report, "liar")
     assert (entry.verdict, entry.code, entry.plans[0].verdict) == ("wrong", "numbers", "wrong")
     assert "wrong: liar" in exe.explain()
+
+
+def test_plans_that_failed_beside_one_that_runs_are_explained_without_timing(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("one", {"a": Act(fails="build"), "b": Act(fails="run"), "c": Act()}, clock))
+    explained = compiled(double(), "heuristic").explain()
+    assert "2 plans failed; none was chosen" in explained
+    assert "  failed: one a and 1 more: a needs 300 registers" in explained
 
 
 def test_where_every_plan_is_wrong_the_error_says_so(clock: Clock, with_engines: Any) -> None:
