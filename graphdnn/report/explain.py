@@ -250,7 +250,7 @@ def encloses(entry: CandidateReport, region: RegionReport) -> bool:
 
 
 def spoiled(entry: CandidateReport) -> list[Lesson]:
-    """Plans that failed or gave wrong numbers, of an engine that has others: of each kind the first, with its reason."""
+    """Plans of an engine that failed or gave wrong numbers, while others are usable: the first of each kind and why."""
     found = []
     for verdict in ("wrong", "failed"):
         names = [p.name for p in entry.plans if p.verdict == verdict]
