@@ -210,7 +210,7 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
         kind = ("cuda" if device_present() else "cpu") if target == "auto" else target
         device = device_for(kind, None, options.cache_dir)
     else:
-        raise unknown_target(target)
+        raise unknown_target("compile", target)
     return device.target, device
 
 

@@ -103,11 +103,11 @@ def meant(given: object) -> str | None:
     return ELSEWHERE.get(form) or nearest(given, (*WORDS, *known_devices()))
 
 
-def unknown_target(given: object) -> CompileError:
-    """The error for what is no target in Python."""
+def unknown_target(who: str, given: object) -> CompileError:
+    """The error for what is no target in Python, given to the function `who`."""
     needed = f'"auto", "cpu", "cuda" or a described device, gd.Target.named("{known_devices()[0]}"), is needed'
     name = meant(given)
     asked = "" if name is None else f'; did you mean "{name}"?'
     if name is not None and name not in WORDS:
         asked = f'; did you mean gd.Target.named("{name}")?'
-    return CompileError(f"compile: target is {quoted(given)}; {needed}{asked}")
+    return CompileError(f"{who}: target is {quoted(given)}; {needed}{asked}")

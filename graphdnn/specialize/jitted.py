@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from graphdnn import compiler
 from graphdnn.config import CompileOptions
-from graphdnn.errors import CompileError, ExecutionError
+from graphdnn.errors import CompileError, ExecutionError, in_words
 from graphdnn.executable import Executable
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
@@ -29,7 +29,7 @@ from graphdnn.specialize.signature import Signature, spelled
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
 from graphdnn.spelling import counted, named_arguments, quoted
-from graphdnn.target import Target
+from graphdnn.target import WORDS, Target, unknown_target
 
 ROUTES_PER_ENTRY = 16
 """Exact shapes that are remembered for each build kept."""
@@ -97,12 +97,14 @@ def jit(
         between calls; `tuned_options` are those of that build, `options` with selection="autotune" by default.
     warn_after: builds after which a warning names what varies, and again each time there are twice as many.
 
-    Raises CompileError for a function or an option that cannot be.
+    Raises CompileError for a function, a target or an option that cannot be.
     """
     if not is_whole(max_entries) or max_entries < 1:
         raise CompileError(f"jit: max_entries is {quoted(max_entries)}; a number of at least 1 is needed")
     if not is_whole(warn_after) or warn_after < 1:
         raise CompileError(f"jit: warn_after is {quoted(warn_after)}; a number of at least 1 is needed")
+    if not isinstance(target, Target) and target not in WORDS:
+        raise unknown_target("jit", target)
     for what, given in (("options", options), ("tuned_options", tuned_options)):
         if not isinstance(given, CompileOptions | None):
             raise CompileError(f"jit: {what} is a {type(given).__name__}; a gd.CompileOptions is needed")
@@ -340,7 +342,8 @@ class Jitted:
                     self._tuning_failures += 1
                     self._messages.append(
                         TuningWarning(
-                            f"{self._function.name} stays untuned for {spelled(self._names, signature)}: {failure}"
+                            f"{self._function.name} stays untuned for {spelled(self._names, signature)}: "
+                            f"{in_words(failure)}"
                         )
                     )
                 self._lock.notify_all()

@@ -175,6 +175,8 @@ def test_a_function_whose_inputs_have_no_names_is_refused(fn: Any, said: str) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"target": "gpu"}, 'jit: target is .gpu.; "auto", "cpu", "cuda" or .* is needed; did you mean "cuda"'),
+        ({"target": None}, "jit: target is None"),
         ({"max_entries": 0}, "max_entries is 0"),
         ({"max_entries": True}, "max_entries is True"),
         ({"warn_after": 0.5}, "warn_after is 0.5"),

@@ -32,6 +32,7 @@ class Compiler:
         self.real = compiler.compile
         self.go_on = threading.Event()
         self.fails: Callable[[gd.Graph], bool] = lambda graph: False
+        self.failure: Exception = gd.CompileError("the device was lost")
         self.tuned: list[gd.Graph] = []
 
     def __call__(self, graph: gd.Graph, target: str, options: gd.CompileOptions) -> gd.Executable:
@@ -39,7 +40,7 @@ class Compiler:
             assert self.go_on.wait(20)
             self.tuned.append(graph)
             if self.fails(graph):
-                raise gd.CompileError("the device was lost")
+                raise self.failure
         return self.real(graph, target, options)
 
 
@@ -131,6 +132,16 @@ def test_a_failing_background_build_is_a_warning_at_the_next_call_and_counted(co
         warnings.simplefilter("error")
         f(rows(3))
     assert (f.stats().tuned, f.stats().tuning_failures, precisions(f)) == (1, 1, ["tf32", "ieee"])
+
+
+def test_a_failure_without_words_is_called_by_its_name(compile: Compiler) -> None:
+    compile.fails, compile.failure = (lambda graph: True), AssertionError()
+    compile.go_on.set()
+    f = tuning()
+    f(rows(3))
+    assert f.wait_for_tuning(20)
+    with pytest.warns(TuningWarning, match=r"stays untuned for x: f32\[3x4\]: AssertionError$"):
+        f(rows(3))
 
 
 def test_what_was_dropped_meanwhile_is_not_tuned(compile: Compiler) -> None:
