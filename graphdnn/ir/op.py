@@ -62,6 +62,11 @@ class Op:
         """What each operand is called in messages, in order; shorter than the operands for variadic ops."""
         return ()
 
+    def operand_name(self, index: int) -> str:
+        """What messages call operand `index`: its name, or its place where it has none."""
+        names = self.operand_names
+        return names[index] if index < len(names) else f"operand {index}"
+
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         """Types of the results, strides unset.  Raises GraphError naming both types when operands do not fit."""
         raise NotImplementedError

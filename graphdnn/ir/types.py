@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
+from operator import index
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
@@ -105,9 +106,9 @@ def as_dtype(spec: object, who: str = "") -> DType:
     name = spec if isinstance(spec, str) else getattr(spec, "name", None) or getattr(spec, "__name__", None)
     if name in DTYPES:
         return DTYPES[name]
-    try:
-        name = np.dtype(spec).name  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+    try:  # of a number of numpy's it would give the number's type
+        name = quoted(spec) if isinstance(spec, np.generic) else np.dtype(spec).name  # type: ignore[call-overload]
+    except Exception:  # of anybody's code: numpy writes out what it does not know
         name = quoted(spec)
     if name in DTYPES:
         return DTYPES[name]
@@ -293,8 +294,18 @@ def promote(*dtypes: DType) -> DType:
 
 
 def is_several(given: object) -> TypeGuard[Iterable[Any]]:
-    """Whether a caller gave entries, and not one number, as an array of numpy's or PyTorch's without axes is."""
+    """Whether a caller gave entries in an order, and not one number, as an array of numpy's or PyTorch's without axes
+    is."""
+    if isinstance(given, str | bytes | Set | Mapping):
+        return False
     return isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0
+
+
+def whole(number: Any) -> int:
+    """A whole number of Python's, numpy's or anybody's.  Raises TypeError for all else, True and False included."""
+    if isinstance(number, bool):
+        raise TypeError("a bool is no number of things")
+    return int(index(number))
 
 
 def normalize_axis(axis: int, of: TensorType | int, who: str) -> int:
@@ -302,8 +313,8 @@ def normalize_axis(axis: int, of: TensorType | int, who: str) -> int:
     tensor, when it is outside."""
     rank = of if isinstance(of, int) else of.rank
     try:
-        axis = int(axis.__index__())
-    except (TypeError, AttributeError):
+        axis = whole(axis)
+    except TypeError:
         raise GraphError(f"{who}: axis is {quoted(axis)}; a whole number is needed") from None
     if not -rank <= axis < rank:
         tensor = "a tensor" if isinstance(of, int) else str(of)

@@ -91,6 +91,8 @@ class GraphWriter:
             values = immediates(op, operands)
             read = [first[i].infer(v.type)[0] if i in first else v.type for i, v in enumerate(values)]
             inferred = tuple(types) if types is not None else op.infer(*read)
+            for type in inferred if origins is None else ():
+                checked_size(op.label, type)
         except GraphError as error:
             raise in_context(error, named(name or stem or op.label), operands) from None
         claimed = self.claim(name, stem or op.label)
@@ -100,9 +102,6 @@ class GraphWriter:
                 self.emit(first[i], [v], stem=claimed, origins=own)[0] if i in first else v
                 for i, v in enumerate(values)
             )
-        if origins is None:
-            for type in inferred:
-                checked_size(claimed, type)
         if len(inferred) == 1:
             results: tuple[Value, ...] = (Value(claimed, inferred[0], owner=self.owner),)
         else:

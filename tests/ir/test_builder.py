@@ -111,7 +111,6 @@ NUMPY_ARGUMENTS = {
     "kernel": lambda g, x: g.max_pool(x, kernel=np.int32(2), stride=(np.int64(1), 2)),
     "groups": lambda g, x: g.group_norm(x, weights(g, 4), weights(g, 4), groups=np.int64(2), eps=np.float32(0.5)),
     "window": lambda g, x: g.attention(x, x, x, window=np.array([1, 2]), scale=np.float32(0.5)),
-    "true": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), stride=True, groups=True),
     "clip": lambda g, x: g.clip(x, min=np.float32(0.5)),
     "flag": lambda g, x: g.reduce_sum(x, axes=1, keepdims=np.bool_(True)),
     "size": lambda g, x: g.iota(np.int64(3)),
@@ -155,6 +154,18 @@ WRONG = {
     "reduce_sum: keepdims is array([1, 1])": lambda g, x: g.reduce_sum(x, axes=1, keepdims=np.array([1, 1])),
     "attention: return_lse is nan": lambda g, x: g.attention(x, x, x, return_lse=float("nan")),
     "iota: size is 2.5": lambda g, x: g.iota(2.5),
+    "conv: stride is True": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), stride=True),
+    "softmax: axis is True": lambda g, x: g.softmax(x, axis=True),
+    "input a: shape is [True, 3]": lambda g, x: g.input("a", [True, 3], gd.float32),
+    "input a: shape is {3}": lambda g, x: g.input("a", {3}, gd.float32),
+    "input a: shape is b'ab'": lambda g, x: g.input("a", b"ab", gd.float32),
+    "input a: shape is ''": lambda g, x: g.input("a", "", gd.float32),
+    "input a: shape is {}": lambda g, x: g.input("a", {}, gd.float32),
+    "input a: data type np.float32(1.0) is not one of": lambda g, x: g.input("a", (3,), np.float32(1)),
+    "attention: kv_lengths is a int; a value of this builder": lambda g, x: g.attention(x, x, x, kv_lengths=5),
+    "layer_norm: scale is a float; a value of this builder": lambda g, x: g.layer_norm(x, 1.0),
+    "attention: bias is a ndarray": lambda g, x: g.attention(x, x, x, bias=np.zeros(6)),
+    "matmul: B is a float": lambda g, x: x @ 2.0,
     "conv: stride is 2.0": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), stride=2.0),
     "conv: padding is None": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), padding=None),
     "conv: groups is 1.9": lambda g, x: g.conv(x, weights(g, 2, 4, 3, 3), groups=1.9),
@@ -197,6 +208,22 @@ def test_what_is_no_argument_is_named(message: str) -> None:
     with pytest.raises(gd.GraphError) as refused:
         WRONG[message](g, x)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [None, "far"])
+def test_a_result_that_is_too_large_leaves_nothing_behind(name: str | None) -> None:
+    g = gd.GraphBuilder()
+    x = image(g)
+    before = repr(g)
+    with pytest.raises(gd.GraphError, match=r"(far: )?conv: f32\[.*\] has more than 32 axes or 2\*\*48 elements"):
+        g.conv(x, x, padding=2**50, name=name)
+    assert repr(g) == before
+    assert g.relu(x, name=name or "conv").name == (name or "conv")
+
+
+def test_axes_of_an_iterator_are_read_once() -> None:
+    g = gd.GraphBuilder()
+    assert g.unsqueeze(image(g), iter([0, 1])).type.rank == 6
 
 
 CULPRITS = {

@@ -299,5 +299,5 @@ def test_what_does_not_fit_is_refused(call: object, message: str) -> None:
 
 def test_another_builders_value_is_refused() -> None:
     other = gd.GraphBuilder("other").input("x", (2,), gd.float32)
-    with pytest.raises(gd.GraphError, match="operand 1 is %x, which belongs to another builder"):
+    with pytest.raises(gd.GraphError, match="add: b is %x, which belongs to another builder"):
         inferred(lambda g, v: g.add(v, other), ((2,), gd.float32))

@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.types import WHOLE
+from graphdnn.ir.types import WHOLE, is_several, whole
 from graphdnn.ir.writer import checked_name
 from graphdnn.spelling import named, quoted
 
@@ -19,10 +19,10 @@ def called(name: object, otherwise: str) -> str:
 
 
 def whole_number(who: str, what: str, value: Any) -> int:
-    """A whole number of 128 bits.  Raises GraphError naming `who` and `what` for anything else, 2.0 included."""
+    """A whole number of 128 bits.  Raises GraphError naming `who` and `what` for all else, 2.0 and True included."""
     try:
-        found = int(value.__index__())
-    except (TypeError, AttributeError):
+        found = whole(value)
+    except TypeError:
         raise GraphError(f"{who}: {what} is {quoted(value)}; a whole number is needed") from None
     if found not in WHOLE:
         raise GraphError(f"{who}: {what} is {quoted(value)}; a whole number of 128 bits is needed")
@@ -32,9 +32,11 @@ def whole_number(who: str, what: str, value: Any) -> int:
 def whole_numbers(who: str, what: str, entries: Any) -> tuple[int, ...]:
     """The entries as a tuple.  Raises GraphError naming `who` and `what` for anything but whole numbers of 128 bits."""
     try:
-        found = tuple(int(n.__index__()) for n in entries)
-    except (TypeError, AttributeError):
-        raise GraphError(f"{who}: {what} is {quoted(entries)}; a sequence of whole numbers is needed") from None
+        found = tuple(map(whole, entries)) if is_several(entries) else None
+    except TypeError:
+        found = None
+    if found is None:
+        raise GraphError(f"{who}: {what} is {quoted(entries)}; a sequence of whole numbers is needed")
     if any(n not in WHOLE for n in found):
         raise GraphError(f"{who}: {what} is {quoted(entries)}; whole numbers of 128 bits are needed")
     return found

@@ -116,8 +116,8 @@ class BuilderCore:
         who = called(name, op.label)
         operands = tuple(v.item() if isinstance(v, np.generic) else v for v in operands)
         for index, value in enumerate(operands):
-            if not isinstance(value, bool | int | float):
-                self._check_owned(f"{who}: operand {index}", value)
+            if not (isinstance(value, bool | int | float) and isinstance(op, Elementwise)):
+                self._check_owned(f"{who}: {op.operand_name(index)}", value)
         if not isinstance(op, Elementwise):
             return self._writer.emit(op, operands, name=name)
         try:

@@ -68,8 +68,8 @@ class MovementMethods(BuilderCore):
         """x with axes of extent 1 put in, so that they are `axes` of the result, as numpy.expand_dims."""
         who = called(name, "unsqueeze")
         self._check_owned(f"{who}: x", x)
-        rank = x.type.rank + (len(tuple(axes)) if is_several(axes) else 1)
-        return self._add(Unsqueeze(axes=normalize_axes(axes, rank, who)), x, name=name)[0]
+        given = tuple(axes) if is_several(axes) else (axes,)
+        return self._add(Unsqueeze(axes=normalize_axes(given, x.type.rank + len(given), who)), x, name=name)[0]
 
     def concat(self, xs: Sequence[Value], *, axis: int, name: str | None = None) -> Value:
         """The tensors `xs` one after the other along `axis`, as torch.cat; all other extents must be equal.
