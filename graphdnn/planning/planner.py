@@ -133,7 +133,7 @@ def planned(problem: Problem, left_out: tuple[str, ...] = (), price: Price | Non
                 problem.covers.keep(prepared, *found)
             return Planned(prepared, records, proposals, *found, tuple(whole), left_out)
         if not is_composite(found) or signature(found) in given_up:
-            raise nobody_takes(found, prepared, proposals, problem.graph, selector)
+            raise nobody_takes(found, prepared, proposals, problem.graph, selector, whole)
         given_up[signature(found)] = selector.support.answers(Region.of(prepared, [found]))
 
 
@@ -204,12 +204,18 @@ def built_cover(
         node = unserved(graph, proposals, selector)
         if node is not None:
             return node
-        if selector.tuner is not None and price is None and problem.options.selection == "measure":
-            cover = measured_cover(graph, proposals, problem)
-        else:
-            cover = select(graph, problem.offers(proposals, price or selector.estimate))
-            if selector.tuner is not None:
-                cover = tuned_cover(cover, selector, price or selector.estimate)
+        try:
+            if selector.tuner is not None and price is None and problem.options.selection == "measure":
+                cover = measured_cover(graph, proposals, problem)
+            else:
+                cover = select(graph, problem.offers(proposals, price or selector.estimate))
+                if selector.tuner is not None:
+                    cover = tuned_cover(cover, selector, price or selector.estimate)
+        except CompileError:  # each node is taken within a larger region, and those that are left do not fit together
+            node = unserved(graph, [p for p in proposals if len(p.region.nodes) == 1], selector)
+            if node is None:
+                raise
+            return node
         if cover is None:
             continue
         if device is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.answer import Code, Decline, renamed
+from graphdnn.answer import OVERRULED, Code, Decline, renamed
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Support
 from graphdnn.engines.manifest import BY_KIND, load_engine
@@ -16,20 +16,26 @@ from graphdnn.passes.fuse import Proposal
 
 
 def nobody_takes(
-    node: Node, graph: Graph, proposals: Sequence[Proposal], user_graph: Graph, selector: Selector
+    node: Node,
+    graph: Graph,
+    proposals: Sequence[Proposal],
+    user_graph: Graph,
+    selector: Selector,
+    whole: Sequence[Region],
 ) -> CompileError:
     """The error for a node of the prepared `graph` that no engine takes: SetupError where a library is missing.
 
-    What is missing comes first, and what the user left out and would take it last.
+    `whole` are composite nodes that were spelled out, since no engine took them.  What is missing comes first, and what
+    the user left out and would take it last.
     """
     region = Region.of(graph, [node])
     answers = selector.support.answers(region)
     lacking = [n for n, a in answers.items() if isinstance(a, Decline) and a.code is Code.SETUP]
     told = "; ".join(f"{name}: {answers[name]}" for name in sorted(answers, key=lambda n: n not in lacking))
     reasons = renamed(told, made_names(region, user_graph)) or "no engine is enabled"
-    least = least_scratch(graph, proposals, selector)
+    least = least_scratch(graph, [*(p.region for p in proposals), *whole], selector)
     enough = f"; every node has a plan from workspace_limit={least} on" if least else ""
-    rest = f"{reasons}{enough}{left_out(region, selector)}"
+    rest = f"{reasons}{as_whole(node, whole, user_graph, selector)}{enough}{left_out(region, selector)}"
     who = user_words(node, user_graph)
     return (SetupError if lacking else CompileError)(f"no engine takes {who} on {selector.target}: {rest}")
 
@@ -40,6 +46,18 @@ def user_words(node: Node, user_graph: Graph) -> str:
     if theirs is None:
         return f"the conversion of {node.operands[0]} to another layout"
     return str(theirs) if theirs.op.label == node.op.label else f"{node.op.label}, a part of {theirs},"
+
+
+def as_whole(node: Node, whole: Sequence[Region], user_graph: Graph, selector: Selector) -> str:
+    """Engines that would take the user's node as it is, and the options or failures that kept them from it."""
+    told = [
+        f"; {engine} takes {user_words(spelled.nodes[0], user_graph)} whole, but {answer}"
+        for spelled in whole
+        if spelled.origins == node.origins
+        for engine, answer in selector.support.answers(spelled).items()
+        if isinstance(answer, Decline) and answer.code in OVERRULED
+    ]
+    return "".join(dict.fromkeys(told))
 
 
 def made_names(region: Region, user_graph: Graph) -> dict[str, str]:
@@ -64,13 +82,17 @@ def left_out(region: Region, selector: Selector) -> str:
     return f"; {' and '.join(takes)}, left out by disabled_engines, {verb} it" if takes else ""
 
 
-def least_scratch(graph: Graph, proposals: Sequence[Proposal], selector: Selector) -> int:
-    """Bytes of scratch with which every computing node would have a plan; 0 where more scratch does not help."""
+def least_scratch(graph: Graph, regions: Sequence[Region], selector: Selector) -> int:
+    """Bytes of scratch with which every computing node would have a plan; 0 where more scratch does not help.
+
+    Of a region of another graph, of which this one is what passes made, nodes of the same origin count as its own.
+    """
     needs: dict[Node, int] = {}
-    for region in (p.region for p in proposals):
+    for region in regions:
+        nodes = region.nodes if region.graph is graph else [n for n in graph.nodes if n.origins == region.origins]
         for engine in selector.support.answers(region):
             need = selector.least_scratch(engine, region)
             if need is not None:
-                needs.update((n, min(need, needs.get(n, need))) for n in region.nodes)
+                needs.update((n, min(need, needs.get(n, need))) for n in nodes)
     wanted = [n for n in graph.nodes if not is_free(n)]
     return max(needs[n] for n in wanted) if all(n in needs for n in wanted) else 0
