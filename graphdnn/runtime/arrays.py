@@ -22,7 +22,8 @@ class StreamOrder:
     """The place in stream order up to which one context's work has been put: who uses its results waits for that.
 
     The last stream is remembered, and an event recorded on it when somebody asks.  A stream given as a bare number may
-    be gone by then, so behind work on such a stream the event is recorded at once.
+    be gone by then, and the per-thread stream means another one in the thread that asks, so behind work on such a
+    stream the event is recorded at once.
 
     `leave` is called by one thread at a time and takes no lock, since it is part of every call: `count` counts what was
     put, and an event stands for the count that was read before it was recorded.
@@ -51,7 +52,7 @@ class StreamOrder:
         self.last = stream
         self._owner = owner
         self.count += 1
-        if stream != LEGACY_STREAM and isinstance(owner, int):
+        if stream != LEGACY_STREAM and (isinstance(owner, int) or stream == PER_THREAD_STREAM):
             with self._lock:
                 self._point()
 

@@ -23,7 +23,7 @@ from graphdnn.ir.types import (
 from graphdnn.runtime import dlpack
 from graphdnn.runtime.arrays import DeviceArray, StreamOrder, empty
 from graphdnn.runtime.buffers import Memory, host_view
-from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
+from graphdnn.runtime.driver import LEGACY_STREAM, PER_THREAD_STREAM, stream_handle
 from graphdnn.runtime.pool import Lease
 from graphdnn.runtime.reading import Source, read, read_checked
 from tests.runtime.fake import POISON, FakeDevice, Foreign
@@ -276,6 +276,20 @@ def test_order_records_at_once_behind_a_bare_number() -> None:
     assert recorded == [55, 66]
     order.leave(LEGACY_STREAM, 0)
     assert recorded == [55, 66]
+
+
+def test_the_per_thread_stream_is_another_one_in_each_thread() -> None:
+    """Its handle tells no thread where the work is: that is recorded by the thread that put it, and waited for."""
+    device = FakeDevice()
+    calls: list[tuple[str, int]] = []
+    device.record = lambda event, stream: calls.append(("record", stream))
+    device.wait = lambda stream, event: calls.append(("wait", stream))
+    order = StreamOrder(device)
+    order.leave(PER_THREAD_STREAM, object())
+    assert calls == [("record", PER_THREAD_STREAM)]
+    assert not order.is_at(PER_THREAD_STREAM)
+    order.enter(PER_THREAD_STREAM)
+    assert calls[1:] == [("wait", PER_THREAD_STREAM)]
 
 
 def test_empty_has_the_strides_of_its_type() -> None:
