@@ -102,7 +102,7 @@ class CublasLtEngine:
                 region,
                 algorithm.name,
                 algorithm.workspace_bytes,
-                words,
+                ran_in(algorithm, problem, words),
                 deterministic=algorithm.is_deterministic,
                 notes=(f"{algorithm.waves:.2f} waves", *repeats(problem)),
                 recipe=Recipe(problem, compute, policy.precision, reductions, algorithm),
@@ -223,6 +223,15 @@ def search(
             f"cuBLASLt has no algorithm for this product: of {len(found)} none keeps to precision={precision!r}",
         )
     return exact
+
+
+def ran_in(algorithm: Algorithm, problem: Problem, words: str) -> str:
+    """What an algorithm computes in, where `words` are those of the compute type: precision="reduced" lets in some that
+    keep their sums, or add up the parts of split ones, in half precision."""
+    if algorithm.flags & ACCUMULATES_IN_HALF:
+        words = f"{problem.a.dtype} in, float16 accumulate"
+    is_split = algorithm.split_k > 1 and algorithm.reduction in (REDUCTIONS["INPLACE"], REDUCTIONS["OUTPUT_TYPE"])
+    return f"{words}, parts added in {problem.d.dtype}" if is_split and problem.d.dtype.bits < 32 else words
 
 
 def keeps(algorithm: Algorithm, problem: Problem, precision: str) -> bool:

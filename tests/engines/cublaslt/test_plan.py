@@ -278,6 +278,16 @@ def test_halves_accumulate_in_float32(fake: Fake) -> None:
     assert {c.precision for c in candidates_of(region)} == {"float16 in, float32 accumulate"}
 
 
+def test_what_accumulates_in_less_says_so(fake: Fake) -> None:
+    """Sums in half precision, and parts of split ones that are added in the output's type."""
+    plain, added = "float16 in, float32 accumulate", "float16 in, float32 accumulate, parts added in float16"
+    found = candidates_of(product(*CASES["one"], gd.float16), precision="reduced")
+    assert {c.name.split("_")[0]: c.precision for c in found} == {
+        "algo66": plain, "algo67": plain, "algo68": added, "algo69": added,
+        "algo70": "float16 in, float16 accumulate", "algo71": plain, "algo72": plain,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("precision", "number"), [("ieee", 68), ("tf32", 77)])
 def test_compute_type(fake: Fake, precision: str, number: int) -> None:
     plan = built(product(*CASES["one"], gd.float32), precision=precision)
