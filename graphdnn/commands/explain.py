@@ -68,6 +68,8 @@ def explained(options: argparse.Namespace) -> Answer:
     if options.diff is not None:
         if options.file is not None:
             raise GraphDnnError(f"explain: --diff compares two files, and {options.file} is a third one")
+        if options.json:
+            raise GraphDnnError("explain: --diff is text; without it --json prints one report")
         text = difference(*both(options.diff, options.target, asked))
         return [text or "the reports are equal"], 1 if text else 0
     if options.file is None:

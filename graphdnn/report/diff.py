@@ -181,15 +181,20 @@ class Group:
 
 
 def regions(old: Sequence[RegionReport], new: Sequence[RegionReport]) -> list[str]:
-    """A line for each region that runs otherwise, and for each group that was fused, split or regrouped."""
+    """A line for each region that runs otherwise, for each group that was fused, split or regrouped, and where the same
+    regions run in another order."""
     lines: list[str] = []
     for group in groups(old, new):
         if len(group.old) == len(group.new) == 1:
-            details = region(group.old[0], group.new[0])
-            if details:
-                lines.append(f"{changed(group.old[0].name, group.new[0].name)}: {'; '.join(details)}")
+            before, after = group.old[0], group.new[0]
+            details = region(before, after)
+            if details or before.name != after.name:
+                lines.append(f"{changed(before.name, after.name)}: {'; '.join(details) or 'renamed'}")
         else:
             lines.append(regrouped(group))
+    names = [[r.name for r in side] for side in (old, new)]
+    if sorted(names[0]) == sorted(names[1]) and names[0] != names[1]:
+        lines.append("they run in another order")
     return lines
 
 
@@ -264,4 +269,6 @@ def region(old: RegionReport, new: RegionReport) -> list[str]:
     lines += numbers(old, new, REGION_BYTES, byte_count)
     pairs = [(name, getattr(old, name), getattr(new, name)) for name in PLAIN]
     lines += [f"{name} {a} -> {b}" for name, a, b in pairs if a != b]
+    lines += [f"node {line}" for line in listed(old.nodes, new.nodes)]
+    lines += [f"option {line}" for line in listed(*([r.ruled_out] if r.ruled_out else [] for r in (old, new)))]
     return lines + [f"note {line}" for line in listed(old.notes, new.notes)]

@@ -155,6 +155,27 @@ def test_whatever_differs_is_a_difference(report: CompileReport) -> None:
     assert "bounded" in difference(report, report.model_copy(update={"exact_cover": not report.exact_cover}))
 
 
+OTHER: dict[type, Any] = {str: "another", int: 77, float: 7.5, bool: True}
+
+
+def test_whatever_differs_of_a_region_is_said(report: CompileReport) -> None:
+    old = region("a", "a", "b", deterministic=False)
+    for name, field in RegionReport.model_fields.items():
+        if name != "alternatives":  # which are among the answers, and told there
+            value = {"measured_us": 7.5, "nodes": ("a", "another"), "notes": ("another",)}.get(name)
+            new = old.model_copy(update={name: OTHER[field.annotation] if value is None else value})
+            (line,) = said(with_regions(report, old), with_regions(report, new))
+            assert re.search(r"another|77|7\.50|True", line), name
+
+
+def test_names_nodes_options_and_order_of_regions(report: CompileReport) -> None:
+    old = with_regions(report, region("a", "a", "b"), region("c", "c"), region("d", "d", ruled_out="limit=0"))
+    new = with_regions(report, region("d", "d"), region("x", "x", "b", pattern="a+b"), region("c.2", "c"))
+    assert said(old, new) == ["d: option - limit=0", "a -> x: node - a; node + x", "c -> c.2: renamed"]
+    turned = with_regions(report, *reversed(old.regions))
+    assert said(old, turned) == ["they run in another order"]
+
+
 @pytest.fixture
 def files(tmp_path: Path, report: CompileReport, apart: CompileReport) -> tuple[str, str]:
     a, b = tmp_path / "a.json", tmp_path / "b.json"
@@ -215,6 +236,8 @@ def test_missing_files_and_wrong_use(files: tuple[str, str], capsys: pytest.Capt
     assert "nowhere.json" in capsys.readouterr().err
     assert cli.main(["explain", files[0], "--diff", *files]) == 2
     assert "third one" in capsys.readouterr().err
+    assert cli.main(["explain", "--json", "--diff", *files]) == 2
+    assert "--diff is text" in capsys.readouterr().err
     assert cli.main(["explain"]) == 1
     assert "FILE is needed, a graph" in capsys.readouterr().err
 
