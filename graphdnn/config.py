@@ -28,6 +28,9 @@ WANTED = {
 """What an option of a wrong type or value should have been, by pydantic's word for the mistake."""
 
 
+MEANT = dict.fromkeys(("fp32", "float32", "f32"), "ieee")
+"""Words for a precision that are spelt unlike the one they mean: what float32 is called elsewhere is like "tf32"."""
+
 OTHERS = "gd.CompileOptions(name=value, ...) makes other ones"
 """What to do instead of changing options, which are frozen."""
 
@@ -124,7 +127,8 @@ def complaint(error: Any) -> str:
     who = f"{name} is {quoted(given)}" if not place else f"entry {place[0]} of {name} is {quoted(given)}"
     if kind == "literal_error":
         words = get_args(CompileOptions.model_fields[name].annotation)
-        return f"{who}; {error['ctx']['expected']} is needed{hint(given, words)}"
+        meant = MEANT.get(str(given).casefold(), given) if name == "precision" else given
+        return f"{who}; {error['ctx']['expected']} is needed{hint(meant, words)}"
     if kind == "value_error":
         return f"{who}: {error['ctx']['error']}"
     return f"{who}; {WANTED[kind]} is needed" if kind in WANTED else f"{who}: {error['msg']}"
