@@ -18,6 +18,9 @@ GELU = {
     "x/2 * (1 + erf(x / r))": lambda g, x: g.mul(g.mul(x, 0.5), g.add(1, g.erf(g.div(x, ROOT_2)))),
     "x * (1/2 * (1 + erf(x r)))": lambda g, x: x * (0.5 * (g.erf(x * math.sqrt(0.5)) + 1)),
     "(x * (1 + erf)) / 2": lambda g, x: x * (1 + g.erf(x / ROOT_2)) / 2,
+    "x * (1 - erf of minus x) / 2": lambda g, x: x * (1 - g.erf(-x / ROOT_2)) / 2,
+    "x / 2 * (1 - erf of minus x)": lambda g, x: x / 2 * (1 - g.erf(-(x * math.sqrt(0.5)))),
+    "x * ((1 - erf of minus x) / 2)": lambda g, x: x * ((1 - g.erf(x / -ROOT_2)) * 0.5),
     "x * (1/2 + erf / 2)": lambda g, x: x * (g.erf(x * 0.70710678118654752) * 0.5 + 0.5),
 }
 GELU_TANH = {
@@ -103,6 +106,11 @@ def test_numbers_of_narrow_types(dtype):
     ("spell", "rule", "reason"),
     [
         (lambda g, x: 0.5 * x * (1 + g.erf(x / 1.41)), "gelu", "1.41 stands where the definition has 1.41421"),
+        (
+            lambda g, x: 0.5 * x * (1 - g.erf(x / ROOT_2)),
+            "gelu",
+            "1.4142135623730951 stands where the definition has -",
+        ),
         (lambda g, x: 0.4 * x * (1 + g.erf(x / ROOT_2)), "gelu", "0.4 stands where the definition has 0.5"),
         (
             lambda g, x: 0.5 * x * (1 + g.tanh(ROOT_2_PI * (x + 0.05 * g.pow(x, 3)))),
@@ -117,6 +125,11 @@ def test_other_numbers_are_refused(spell, rule, reason):
     graph = one_input(spell)
     assert raise_ops(graph).graph is graph
     assert any(r.startswith(reason) for r in reasons(graph, rule)), reasons(graph, rule)
+
+
+def test_the_gate_of_the_other_side_stays():
+    graph = one_input(lambda g, x: x * (1 + g.erf(-(x / ROOT_2))) / 2)
+    assert raise_ops(graph).graph is graph
 
 
 def test_a_value_needed_outside_is_refused():

@@ -24,6 +24,8 @@ NUMBERS: Mapping[str, float] = {
     "minus one": -1.0,
     "root of 2": math.sqrt(2),
     "root of 1/2": math.sqrt(0.5),
+    "minus root of 2": -math.sqrt(2),
+    "minus root of 1/2": -math.sqrt(0.5),
     "root of 2/pi": math.sqrt(2 / math.pi),
     "cubic factor": 0.044715,
 }
@@ -95,12 +97,20 @@ TANH_ARGUMENT = one_of(
     fn("mul", fn("mul", X, FACTORED), ROOT),
     fn("mul", X, fn("mul", FACTORED, ROOT)),
 )
-ERF_ARGUMENT = one_of(fn("div", X, number("root of 2")), fn("mul", X, number("root of 1/2")))
 
 
-def gated(step: Pattern) -> OneOf:
-    """x * (1 + step) / 2, whichever product comes first."""
-    gate = fn("add", step, number("one"))
+def over_root_2(x: Pattern, sign: str = "") -> OneOf:
+    return one_of(fn("div", x, number(f"{sign}root of 2")), fn("mul", x, number(f"{sign}root of 1/2")))
+
+
+ERF = fn("erf", over_root_2(X))
+OPPOSITE_ERF = fn("erf", one_of(negative(over_root_2(X)), over_root_2(negative(X)), over_root_2(X, "minus ")))
+"""The error function of -x / sqrt 2, which is minus that of x / sqrt 2."""
+
+
+def gated(step: Pattern, *gates: Pattern) -> OneOf:
+    """x * (1 + step) / 2, whichever product comes first; `gates` are other spellings of 1 + step."""
+    gate = one_of(fn("add", step, number("one")), *gates)
     return one_of(
         fn("mul", halved(X, shared=True), gate),
         fn("mul", X, halved(gate)),
@@ -122,7 +132,7 @@ def is_clip_at_zero(found: Match) -> bool:
 
 
 ACTIVATIONS = (
-    raised("gelu", "gelu", gated(fn("erf", ERF_ARGUMENT))),
+    raised("gelu", "gelu", gated(ERF, fn("sub", number("one"), OPPOSITE_ERF))),
     raised("gelu in the tanh form", "gelu_tanh", gated(fn("tanh", TANH_ARGUMENT))),
     raised("silu", "silu", one_of(fn("mul", X, fn("sigmoid", X)), fn("div", X, DENOMINATOR))),
     raised("sigmoid", "sigmoid", one_of(fn("div", number("one"), DENOMINATOR), fn("reciprocal", DENOMINATOR))),
