@@ -118,6 +118,14 @@ def test_at_zero_and_at_the_kinks(fn: str) -> None:
     np.testing.assert_allclose(evaluated(call(fn), *operands), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("fn", [fn for fn in FUNCTIONS if fn.endswith("_backward")])
+def test_gradients_at_nan_are_pytorchs(fn: str) -> None:
+    """Those of ReLU and ELU are dy there, since NaN is not <= 0; that of leaky ReLU is the slope's part of it."""
+    operands = [np.array([2.0, np.nan]), np.array([np.nan, 0.5])]
+    found = evaluated(call(fn), *operands)
+    np.testing.assert_allclose(found, array(EXPECTED[fn](*map(tensor, operands))), rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     "fn", ["relu", "clip", "maximum", "minimum", "gelu", "sigmoid", "silu", "tanh", "leaky_relu", "elu"]
 )

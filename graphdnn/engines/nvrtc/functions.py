@@ -78,7 +78,7 @@ EXPRESSIONS: dict[str, Expression] = {
     "hard_swish": Expression("{0} * " + HARD_SIGMOID),
     "clip": Expression("clamped({0}, {p0}, {p1})", "clamped({0}, {p0}, {p1})"),
     # gradients of activations
-    "relu_backward": Expression("{1} > ({T})0 ? {0} : ({T})0"),
+    "relu_backward": Expression("{1} <= ({T})0 ? ({T})0 : {0}"),
     "tanh_backward": Expression("{0} * (({T})1 - {1} * {1})"),
     "sigmoid_backward": Expression("{0} * {1} * (({T})1 - {1})"),
     "leaky_relu_backward": Expression("{1} > ({T})0 ? {0} : {p0} * {0}"),

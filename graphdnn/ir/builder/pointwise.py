@@ -151,7 +151,7 @@ class PointwiseMethods(BuilderCore):
         return self._add(op, x, name=name)[0]
 
     def elu_backward(self, dy: Value, x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
-        """dy where x > 0, dy * alpha * e ** x elsewhere."""
+        """dy * alpha * e ** x where x <= 0, dy elsewhere."""
         op = Pointwise(fn="elu_backward", parameters=(number(called(name, "elu_backward"), "alpha", alpha),))
         return self._add(op, dy, x, name=name)[0]
 

@@ -189,7 +189,7 @@ FUNCTIONS: dict[str, Fn] = {
     "clip": Fn(ONE, _clip, "x held between min and max; NaN stays", (("min", None), ("max", None))),
     # gradients of activations: dy times the derivative at x (at y, the activation's result, for tanh and sigmoid)
     "relu_backward": Fn(
-        GRADIENT, lambda dy, x: np.where(x > 0, dy, np.zeros_like(dy)), "dy where x > 0, 0 elsewhere", takes="float"
+        GRADIENT, lambda dy, x: np.where(x <= 0, np.zeros_like(dy), dy), "0 where x <= 0, dy elsewhere", takes="float"
     ),
     "tanh_backward": Fn(
         GRADIENT_BY_RESULT, lambda dy, y: dy * (1 - y * y), "dy * (1 - y * y), y = tanh(x)", takes="float"
@@ -207,7 +207,7 @@ FUNCTIONS: dict[str, Fn] = {
     "elu_backward": Fn(
         GRADIENT,
         lambda dy, x, alpha: dy * np.where(x <= 0, alpha * np.exp(x), 1).astype(x.dtype),
-        "dy where x > 0, dy * alpha * e ** x elsewhere",
+        "dy * alpha * e ** x where x <= 0, dy elsewhere",
         (("alpha", 1.0),),
         takes="float",
     ),
