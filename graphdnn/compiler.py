@@ -27,9 +27,10 @@ from graphdnn.ir.writer import GraphWriter
 from graphdnn.passes.promote import promotions
 from graphdnn.planning.covers import Covers
 from graphdnn.planning.decisions import Compilation, Decisions, Pick, engine_of
+from graphdnn.planning.effects import effects_of
 from graphdnn.planning.fitting import fitted
 from graphdnn.planning.planner import Fixed, Planned, Problem, explained
-from graphdnn.planning.session import Session, effects_of
+from graphdnn.planning.session import Session
 from graphdnn.report.account import account
 from graphdnn.report.model import CompileReport
 from graphdnn.runtime.cache import DiskStore, NullStore

@@ -37,8 +37,18 @@ MOVES: tuple[type[Op], ...] = (Cast, Select)
 TF32 = "tf32"
 """The words for products of float32 operands that are rounded to TF32; all other words follow from the types."""
 
+HALF_SUMS = "float16 accumulate"
+HALF_PARTS = "parts added in"
+"""Words of products whose sums, or the parts of split ones, are kept in half precision."""
+
+
 CACHE_SIZE = 256
 """Combinations of operand and result types that are cached: the nodes of a graph have the same few."""
+
+
+def is_exact(words: str) -> bool:
+    """Whether arithmetic that is described so is as the types say, which is all that precision="ieee" allows."""
+    return words != TF32 and HALF_SUMS not in words and HALF_PARTS not in words
 
 
 def computes(node: Node) -> bool:

@@ -177,7 +177,7 @@ class CompileReport(Record):
     versions: dict[str, str]
     options: dict[str, object]
     effects: Several[str] = ()
-    """What the options for choosing did: what was timed, remembered, interrupted, left out."""
+    """What the options for choosing did: what was timed, remembered, interrupted, ruled out, left out, less exact."""
 
     @model_serializer(mode="wrap", when_used="json")
     def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:

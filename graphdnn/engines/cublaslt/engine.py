@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.answers import remembered
-from graphdnn.engines.arithmetic import TF32
+from graphdnn.engines.arithmetic import HALF_PARTS, HALF_SUMS, TF32
 from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cublaslt.estimate import estimate
 from graphdnn.engines.cublaslt.kept import read_algorithms, spell_algorithms
@@ -229,9 +229,9 @@ def ran_in(algorithm: Algorithm, problem: Problem, words: str) -> str:
     """What an algorithm computes in, where `words` are those of the compute type: precision="reduced" lets in some that
     keep their sums, or add up the parts of split ones, in half precision."""
     if algorithm.flags & ACCUMULATES_IN_HALF:
-        words = f"{problem.a.dtype} in, float16 accumulate"
+        words = f"{problem.a.dtype} in, {HALF_SUMS}"
     is_split = algorithm.split_k > 1 and algorithm.reduction in (REDUCTIONS["INPLACE"], REDUCTIONS["OUTPUT_TYPE"])
-    return f"{words}, parts added in {problem.d.dtype}" if is_split and problem.d.dtype.bits < 32 else words
+    return f"{words}, {HALF_PARTS} {problem.d.dtype}" if is_split and problem.d.dtype.bits < 32 else words
 
 
 def keeps(algorithm: Algorithm, problem: Problem, precision: str) -> bool:
