@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+import sysconfig
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import driver_release
 from graphdnn.target import Target, described, known_devices
 
-PACKAGES = {
-    "cudnn": "nvidia-cudnn-cu13",
-    "cudnn_frontend": "nvidia-cudnn-frontend",
-    "cublas": "nvidia-cublas",
-    "nvrtc": "nvidia-cuda-nvrtc",
-}
-"""Package that brings each library whose version a Target states.  The frontend is one: what it lowers and proposes
-depends on it."""
+PACKAGES = {"cudnn_frontend": "nvidia-cudnn-frontend", "cublas": "nvidia-cublas", "nvrtc": "nvidia-cuda-nvrtc"}
+"""Package that brings each library whose version a Target states, besides cuDNN.  The frontend is one: what it lowers
+and proposes depends on it."""
+
+CUDNN_FILES = (
+    "nvidia/cudnn/lib/libcudnn.so.*[0-9]",
+    "nvidia/cudnn_jit/lib/libcudnn.so.*[0-9]",
+    "nvidia/cudnn/bin/cudnn64_9.dll",
+)
+"""Where wheels of any CUDA put cuDNN.  The frontend takes that, else what the loader finds by one of CUDNN_NAMES."""
+
+CUDNN_NAMES = ("libcudnn.so.9", "libcudnn.so", "cudnn64_9.dll")
 
 MATRIX_RATE = {7: 1024, 8: 2048, 9: 4096, 10: 8192}
 """Half-precision operations per cycle and multiprocessor of the matrix units, by major compute capability."""
@@ -50,6 +57,8 @@ def describe(device: CudaDevice) -> Target:
     words = device.name.lower().replace("-", " ").split()
     name = next((n for n in known_devices() if n in words), None)
     versions = {key: found for key, package in PACKAGES.items() if (found := version(package))}
+    if (cudnn := cudnn_version()) is not None:
+        versions["cudnn"] = cudnn
     versions["driver"] = device.driver_version
     versions["driver_release"] = driver_release()
     if name is None:
@@ -60,7 +69,7 @@ def describe(device: CudaDevice) -> Target:
         present=True,
         ordinal=device.ordinal,
         sm_count=device.properties().multiprocessor_count,
-        versions={**known.versions, **versions},
+        versions=versions,
     )
 
 
@@ -93,6 +102,24 @@ def from_attributes(device: CudaDevice, versions: dict[str, str]) -> Target:
         versions=versions,
         ordinal=device.ordinal,
     )
+
+
+def cudnn_version() -> str | None:
+    """Version of the cuDNN that the frontend loads, which need not come from a wheel; None where there is none.
+
+    The library itself is asked, in 3 ms; importing the frontend takes seconds.
+    """
+    folder = Path(sysconfig.get_path("purelib"))
+    wheels = [str(path) for pattern in CUDNN_FILES for path in folder.glob(pattern)]
+    for name in wheels[:1] or CUDNN_NAMES:
+        try:
+            ask = ctypes.CDLL(name).cudnnGetVersion
+        except (OSError, AttributeError):
+            continue
+        ask.restype = ctypes.c_size_t
+        number = ask()
+        return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+    return None
 
 
 def version(package: str) -> str | None:

@@ -1,10 +1,12 @@
 """Which description a device gets, from its name or from its attributes."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import graphdnn as gd
+from graphdnn.engines.cudnn.tables import is_known
 from graphdnn.runtime import describe as module
 from graphdnn.runtime.describe import describe
 
@@ -41,6 +43,51 @@ def test_a_known_name_gets_the_measured_ceilings(name: str) -> None:
     assert target.versions["driver_release"] == "580.95.05"
     assert target.versions["cudnn"].count(".") == 2
     assert target.versions["cudnn_frontend"].count(".") == 2
+
+
+class Loader:
+    """Opens a library of one version, or none, and notes what it was asked for."""
+
+    def __init__(self, version: int | None = None) -> None:
+        self.version = version
+        self.asked: list[str] = []
+
+    def open(self, name: str) -> SimpleNamespace:
+        self.asked.append(name)
+        if self.version is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return SimpleNamespace(cudnnGetVersion=lambda: self.version)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of the installed packages, which is empty."""
+    monkeypatch.setattr(module, "PACKAGES", {})
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("wheel", ["nvidia/cudnn/lib/libcudnn.so.9", "nvidia/cudnn_jit/lib/libcudnn.so.9", None])
+def test_the_version_of_cudnn_is_that_of_the_library_that_is_loaded(
+    wheel: str | None, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come from anywhere, and what is remembered and trusted of one version is of that one."""
+    loader = Loader(92507)
+    monkeypatch.setattr("ctypes.CDLL", loader.open)
+    if wheel is not None:
+        (site / wheel).parent.mkdir(parents=True)
+        (site / wheel).touch()
+    target = describe(device("NVIDIA H200"))
+    assert target.versions["cudnn"] == "9.25.7"
+    assert loader.asked == [str(site / wheel) if wheel else "libcudnn.so.9"]
+    assert not is_known(target, "matmul", 0)
+    assert is_known(gd.Target.named("h200"), "matmul", 0)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA Secret"])
+def test_no_version_is_stated_of_what_is_not_here(name: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", Loader().open)
+    assert describe(device(name)).versions == {"driver": "13.0", "driver_release": "580.95.05"}
 
 
 def test_a_part_of_a_device_has_its_own_multiprocessors() -> None:
