@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ import graphdnn as gd
 from graphdnn.ir.graph import Value
 from graphdnn.ir.types import channels_last
 from graphdnn.runtime.arrays import DeviceArray
+from tests.processes import in_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -197,6 +199,36 @@ def test_a_tuned_build_is_swapped_in_while_calls_go_on() -> None:
     assert (stats.builds, stats.tuned, stats.tuning_failures) == (1, 1, 0)
     assert calls > 0
     assert [e.report.options["selection"] for e in f.executables.values()] == ["autotune"]
+
+
+def test_threads_call_while_tuned_builds_are_swapped_in() -> None:
+    """Work that waits on a stream when its build is replaced ends as it began, and so do outputs that are held."""
+    f = gd.jit(rows, target="cuda", options=OPTIONS, on_new_shape="heuristic_then_tune")
+    w = drawn(HIDDEN, 48) / 8
+    inputs = {n: drawn(n, HIDDEN) for n in (64, 200, 777)}
+    expected = {n: (torch.nn.functional.rms_norm(x, (HIDDEN,), eps=1e-5) @ w).relu() for n, x in inputs.items()}
+    torch.cuda.synchronize()
+    ready = threading.Barrier(4)
+
+    def call(number: int) -> None:
+        stream, held = torch.cuda.Stream(), []
+        ready.wait(60)
+        is_over = False
+        while not is_over:
+            is_over = f.wait_for_tuning(0) and len(f.executables) == len(inputs)
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(2_000_000)
+            for n, x in inputs.items():
+                held.append((n, f({"x": x, "w": w}, stream=stream.cuda_stream)["y"]))
+            for n, y in held[-30:]:
+                near(y, expected[n])
+            del held[30:]
+
+    in_threads(call, 4)
+    assert f.wait_for_tuning(300)
+    stats = f.stats()
+    assert (stats.builds, stats.tuned, stats.tuning_failures) == (3, 3, 0)
+    assert {e.report.options["selection"] for e in f.executables.values()} == {"autotune"}
 
 
 def test_a_hit_adds_little_to_the_executables_own_call() -> None:

@@ -345,28 +345,45 @@ SCRIPT = """
 """
 
 
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+def started(folder: Path) -> subprocess.Popen[str]:
+    """A process that compiles and runs a network, with a cache in `folder`."""
+    script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    cold, warm = (
-        json.loads(
-            subprocess.run(
-                [sys.executable, str(script), str(tmp_path / "cache")],
-                check=True,
-                capture_output=True,
-                text=True,
-                cwd=ROOT,
-                env=child_environment(),
-            ).stdout
-        )
-        for _ in range(2)
-    )
+    command = [sys.executable, str(script), str(folder / "cache")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=child_environment())
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What such a process found."""
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    cold, warm = (told(started(tmp_path)) for _ in range(2))
     assert cold["seen"]["proposals"] > 0
     assert cold["seen"]["build"] > 0
     assert cold["seen"]["run_compiler"] > 0
     assert set(warm["seen"]) <= {"rebuild"}
     assert (warm["bits"], warm["plans"]) == (cold["bits"], cold["plans"])
     print(f"compiled in {cold['seconds']:.2f} s cold and {warm['seconds']:.2f} s warm, in a fresh process each")
+
+
+def test_processes_fill_one_cache_while_one_of_them_is_killed(tmp_path: Path) -> None:
+    doomed, *others = [started(tmp_path) for _ in range(4)]
+    cache, deadline = tmp_path / "cache", time.monotonic() + 120
+    while not list(cache.glob("*/*.bin")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    doomed.kill()
+    doomed.communicate()
+    cold = [told(process) for process in others]
+    assert all(sound for _, sound in DiskStore(cache).verify())
+    warm = told(started(tmp_path))
+    assert set(warm["seen"]) <= {"rebuild"}
+    for one in cold:
+        assert (one["bits"], one["plans"]) == (warm["bits"], warm["plans"])
 
 
 def test_plans_that_children_build_are_read_here(fresh: CudaDevice, builds: list[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from graphdnn.engines.nvrtc import compile as nvrtc_compile
 from graphdnn.planning import planner
 from graphdnn.saved import container
 from tests.numbers import relative_error
+from tests.processes import ROOT, child_environment
 
 pytestmark = pytest.mark.gpu
 
@@ -108,14 +110,28 @@ def test_another_process_gives_the_same_bits(path: Path, tmp_path: Path) -> None
         assert same(dict(found), made(x))
 
 
-def test_another_library_version_is_compiled_anew(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("cudnn", "9.0.0"),
+        ("device", "NVIDIA A100"),
+        ("architecture", "sm_80"),
+        ("multiprocessors", "7"),
+        ("driver", "12.0"),
+    ],
+)
+def test_another_device_or_version_is_compiled_anew_or_refused(fact: str, value: str, path: Path) -> None:
     made = gd.compile(mixed(), target="cuda", options=UNCACHED)
     made.save(path)
     sections = {n: c.tobytes() for n, c in container.read(path).items()}
     manifest = json.loads(sections["manifest"])
-    manifest["environment"]["cudnn"] = "9.0.0"
+    assert fact in manifest["environment"]
+    manifest["environment"][fact] = value
     container.write(path, {**sections, "manifest": json.dumps(manifest).encode()})
-    with pytest.warns(RuntimeWarning, match=r"compiled for cudnn 9\.0\.0, and here is cudnn"):
+    said = rf"compiled for {fact} {value}, and here is {fact} \S"
+    with pytest.raises(gd.SavedFileError, match=said):
+        gd.load(path, rebuild=False)
+    with pytest.warns(RuntimeWarning, match=said):
         again = gd.load(path)
     x = image((4, 32, 14, 14))
     assert relative_error(again(x)["y"], made(x)["y"]) <= 2e-3
@@ -164,6 +180,40 @@ def test_a_lock_gives_the_same_plans_and_bits(tmp_path: Path) -> None:
     ]
     x = image((4, 32, 14, 14))
     assert same(again(x), made(x))
+
+
+LOCKED = """
+    import json, sys, warnings
+    import numpy as np
+    import graphdnn as gd
+    from tests.gpu.test_saved import UNCACHED, mixed
+
+    warnings.simplefilter("error")
+    exe = gd.compile(mixed(), "cuda", UNCACHED, lock=sys.argv[1])
+    np.savez(sys.argv[3], **exe({"x": np.load(sys.argv[2])}))
+    print(json.dumps([exe.report.effects, [(r.nodes, r.engine, r.plan) for r in exe.report.regions]]))
+"""
+
+
+def test_a_lock_gives_the_same_plans_and_bits_in_another_process(tmp_path: Path) -> None:
+    """Among them plans that were timed, which heuristics would not choose."""
+    options = gd.CompileOptions(cache_dir="", selection="measure", progress=False)
+    made = gd.compile(mixed(), target="cuda", options=options)
+    lock, x, y = tmp_path / "mixed.lock.json", tmp_path / "x.npy", tmp_path / "y.npz"
+    made.save_lock(lock)
+    inputs = image((4, 32, 14, 14))
+    np.save(x, inputs["x"])
+    command = [sys.executable, "-c", textwrap.dedent(LOCKED), str(lock), str(x), str(y)]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=300, cwd=ROOT, env=child_environment()
+    )
+    effects, plans = json.loads(done.stdout)
+    count = len(made.report.regions)
+    assert f"lock file mixed.lock.json decided {count} of {count} regions" in effects
+    assert plans == [[list(r.nodes), r.engine, r.plan] for r in made.report.regions]
+    if all(r.deterministic for r in made.report.regions):
+        with np.load(y) as found:
+            assert same(dict(found), made(inputs))
 
 
 def test_a_lock_names_a_plan_that_heuristics_rank_lower(tmp_path: Path) -> None:
