@@ -20,6 +20,9 @@ from graphdnn.once import Once
 BINDINGS, LIBRARY = "cuda-python", "nvidia-cuda-nvrtc"
 """Package that brings the bindings, and the one that brings the library."""
 
+KIND = "cubin"
+"""Kind of the store's entries."""
+
 STANDARD_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--minimal")
 
 COMPILING = Once()
@@ -66,18 +69,29 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = (), store: St
     version = compiler_version()
     if isinstance(version, Decline):
         return version
-    flags = (f"--gpu-architecture={arch}", *STANDARD_OPTIONS, *options)
+    flags = flags_for(arch, options)
     key = cache_key(source, flags, version, compiler_build())
     return COMPILING((key, store), lambda: stored_cubin(source, flags, key, store))
 
 
+def forget_cubin(source: str, arch: str, options: Sequence[str], store: Store) -> None:
+    """Drops what the store holds as the cubin of `source`."""
+    version = compiler_version()
+    if not isinstance(version, Decline):
+        store.drop(KIND, cache_key(source, flags_for(arch, options), version, compiler_build()))
+
+
+def flags_for(arch: str, options: Sequence[str]) -> tuple[str, ...]:
+    return (f"--gpu-architecture={arch}", *STANDARD_OPTIONS, *options)
+
+
 def stored_cubin(source: str, flags: Sequence[str], key: str, store: Store | None) -> bytes | Decline:
     """The cubin from the store, else compiled and put there; what the compiler refuses leaves no entry."""
-    if store is not None and (kept := store.get("cubin", key)):
+    if store is not None and (kept := store.get(KIND, key)):
         return kept
     cubin = run_compiler(source, flags)
     if store is not None and isinstance(cubin, bytes):
-        store.put("cubin", key, cubin)
+        store.put(KIND, key, cubin)
     return cubin
 
 

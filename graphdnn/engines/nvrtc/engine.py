@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from graphdnn.answer import Code, Decline
@@ -10,7 +11,7 @@ from graphdnn.engines.arithmetic import arithmetic_words
 from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.environment import environment
 from graphdnn.engines.nvrtc import conv, depthwise, matmul, movement, pointwise, pooling, rows, transposed
-from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version
+from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version, forget_cubin
 from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
 from graphdnn.engines.nvrtc.recipe import Family, Recipe
 from graphdnn.engines.nvrtc.support import machine_declines, region_declines
@@ -119,16 +120,23 @@ class NvrtcEngine:
         return next((c for c in found if c.name == name), unnamed(self.name, name, region))
 
     def build(self, candidate: Candidate, device: Device) -> NvrtcPlan | Decline:
-        """The kernels, from the store or compiled, loaded into the device."""
-        recipe = candidate.recipe
+        """The kernels, from the store or compiled, loaded into the device; kept ones that it refuses are made anew."""
+        recipe, identity = candidate.recipe, self._identity(candidate, device)
         assert isinstance(recipe, Recipe)
-        cubins: list[bytes] = []
+        cubins = cubins_of(recipe, device)
+        if isinstance(cubins, Decline):
+            return cubins
+        plan = load_plan(recipe, cubins, identity, device.target)
+        if not isinstance(plan, Decline) or plan.code is Code.TRANSIENT:
+            return plan
         for kernel in recipe.kernels:
-            cubin = compile_cubin(kernel.source, device.target.arch, kernel.options, device.store)
-            if isinstance(cubin, Decline):
-                return cubin
-            cubins.append(cubin)
-        return load_plan(recipe, cubins, self._identity(candidate, device), device.target)
+            forget_cubin(kernel.source, device.target.arch, kernel.options, device.store)
+        anew = cubins_of(recipe, device)
+        if isinstance(anew, Decline) or anew == cubins:
+            return plan  # what the compiler makes is not taken
+        text = f"cached kernels of {candidate.region.pattern} are dropped and compiled anew: {plan.reason}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return load_plan(recipe, anew, identity, device.target)
 
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The cubins; launch shapes and arguments follow from the region."""
@@ -154,3 +162,14 @@ class NvrtcEngine:
 
     def _identity(self, candidate: Candidate, device: Device) -> dict[str, str]:
         return identity_of(candidate, environment(device.target, self.name))
+
+
+def cubins_of(recipe: Recipe, device: Device) -> list[bytes] | Decline:
+    """A cubin for each kernel, from the store or compiled."""
+    cubins: list[bytes] = []
+    for kernel in recipe.kernels:
+        cubin = compile_cubin(kernel.source, device.target.arch, kernel.options, device.store)
+        if isinstance(cubin, Decline):
+            return cubin
+        cubins.append(cubin)
+    return cubins

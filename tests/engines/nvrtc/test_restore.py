@@ -100,3 +100,57 @@ def test_the_one_plan_of_a_region_is_found_by_its_name(loaded: list[tuple[bytes,
     assert isinstance(found, Candidate)
     assert NvrtcEngine().build(found, device)
     assert isinstance(NvrtcEngine().named(relu(), "other", device, Policy()), Decline)
+
+
+class Driver:
+    """Takes no cubin but those that begin as one, or none at all, for a reason with this code."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: Code = Code.BUILD, takes: bool = True) -> None:
+        self.code, self.takes = code, takes
+        self.compiled = 0
+        real = compiler.run_compiler
+        monkeypatch.setattr(compiler, "run_compiler", lambda *given: self.compile(real, *given))
+        monkeypatch.setattr(module, "load_plan", self.load)
+
+    def compile(self, real: Any, *given: Any) -> Any:
+        self.compiled += 1
+        return real(*given)
+
+    def load(self, recipe: Recipe, cubins: Any, identity: Any, target: gd.Target) -> NvrtcPlan | Decline:
+        if self.takes and all(cubin.startswith(b"\x7fELF") for cubin in cubins):
+            return NvrtcPlan(recipe, cubins, identity, (), ())
+        return Decline(self.code, "the driver failed to load it: CUDA_ERROR_INVALID_IMAGE")
+
+
+def first(device: Any) -> Candidate:
+    found = NvrtcEngine().candidates(relu(), device, Policy())
+    assert not isinstance(found, Decline)
+    return found[0]
+
+
+def test_a_kept_kernel_that_the_driver_does_not_take_is_dropped_and_compiled_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, device = Driver(monkeypatch), machine()
+    wanted = NvrtcEngine().build(first(device), device)
+    assert isinstance(wanted, NvrtcPlan)
+    ((kept, cubin),) = device.store.kept.items()
+    device.store.kept[kept] = b"noise under a right checksum"
+    with pytest.warns(RuntimeWarning, match="cached kernels of relu are dropped and compiled anew: .*INVALID_IMAGE"):
+        again = NvrtcEngine().build(first(device), device)
+    assert isinstance(again, NvrtcPlan)
+    assert again.cubins == wanted.cubins == (cubin,)
+    assert device.store.kept == {kept: cubin}
+    assert driver.compiled == 2
+
+
+@pytest.mark.parametrize(("code", "compiled"), [(Code.BUILD, 2), (Code.TRANSIENT, 1)])
+def test_a_kernel_that_is_refused_however_it_comes_is_declined_without_a_warning(
+    code: Code, compiled: int, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    driver, device = Driver(monkeypatch, code, takes=False), machine()
+    answer = NvrtcEngine().build(first(device), device)
+    assert isinstance(answer, Decline)
+    assert answer.code is code
+    assert driver.compiled == compiled
+    assert not recwarn.list
