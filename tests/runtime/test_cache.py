@@ -14,6 +14,7 @@ from graphdnn.errors import SetupError
 from graphdnn.ir.tensorfile import atomic
 from graphdnn.runtime.cache import (
     DIRECTORY_VARIABLE,
+    FULL,
     HEADER,
     KEEP,
     LOOK,
@@ -141,6 +142,31 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
         assert {0, number} <= left
     assert len(left) > 20 * (KEEP - LOOK) - 2
     assert 1 not in left
+
+
+def test_entries_go_in_the_order_of_their_last_use(tmp_path: Path) -> None:
+    size = len(pack("000", CONTENT))
+    store = DiskStore(tmp_path, limit=40 * size)
+    order = [37 * n % 32 for n in range(32)]
+    for age, number in enumerate(order):
+        store.put("kernel", f"{number:03}", CONTENT)
+        os.utime(store._path("kernel", f"{number:03}"), (age, age))
+    coming = 100
+    while len(left := [n for n in order if store._path("kernel", f"{n:03}").exists()]) == len(order):
+        store.put("kernel", str(coming), CONTENT)
+        coming += 1
+    assert 0 < len(left) < len(order)
+    assert left == order[-len(left) :]
+
+
+def test_the_bound_holds_with_many_small_entries(tmp_path: Path) -> None:
+    """Each is far below what is written between two looks at the folder."""
+    size = len(pack("000", CONTENT))
+    store = DiskStore(tmp_path, limit=400 * size)
+    for number in range(900):
+        store.put("kernel", f"{number:03}", CONTENT)
+        if number % 20 == 0:
+            assert sum(e.nbytes for e in store.entries()) <= store.limit * (FULL + LOOK)
 
 
 def test_what_is_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
@@ -439,6 +465,21 @@ def test_the_null_store_forgets() -> None:
     store.put("kernel", "a", CONTENT)
     store.drop("kernel", "a")
     assert store.get("kernel", "a") is None
+
+
+def test_a_file_whose_writing_fails_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "whole"
+    path.write_bytes(b"before")
+
+    def write() -> None:
+        with atomic(path) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:

@@ -357,7 +357,8 @@ def test_regions_that_overlap_or_wait_for_each_other_are_not_taken(path: Path) -
     g = gd.GraphBuilder("crossed")
     x, y = g.input("x", (4,), gd.float32), g.input("y", (4,), gd.float32)
     a, c = g.relu(x, name="a"), g.sigmoid(y, name="c")
-    graph = g.build({"d": g.add(a, c, name="d"), "b": g.mul(c, a, name="b")})
+    t = g.softmax(g.input("z", (4, 5), gd.float32), name="t")
+    graph = g.build({"d": g.add(a, c, name="d"), "b": g.mul(c, a, name="b"), "t": t})
     made = gd.compile(graph, target="cpu")
     made.save_lock(path)
     by_nodes = {p.region.origins: p.region for p in propose(made.compilation.prepared)}
@@ -377,15 +378,17 @@ def test_regions_that_overlap_or_wait_for_each_other_are_not_taken(path: Path) -
     with pytest.warns(RuntimeWarning, match="overlaps one that stands before it"):
         again = gd.compile(graph, target="cpu", lock=path)
     assert ("a", "d") in [r.nodes for r in again.report.regions]
-    edited(path, with_regions(("a", "d"), ("c", "b")))
+    edited(path, with_regions(("a", "d"), ("c", "b"), ("t",)))
     with pytest.warns(RuntimeWarning, match="with its regions the rest could not be compiled"):
         again = gd.compile(graph, target="cpu", lock=path)
     assert cover(again) == cover(made)
+    assert again.report.effects[0] == "lock file block.lock.json decided 0 of 2 regions"
 
 
 def test_passes_that_were_left_out_are_left_out_again(path: Path) -> None:
     made = gd.compile(block(), target=H200)
-    made.save_lock(path)
+    lock.write_lock(made.report, replace(made.compilation, left_out=("sink",)), path)
+    assert "sink" not in [p.name for p in quietly(block(), path, H200).report.passes]
     edited(path, lambda c: c.update(left_out=["sink", "promote", "../x"]))
     with pytest.warns(RuntimeWarning, match=r"the pass 'promote' cannot be left out; exe\.report\.effects has 1 more"):
         again = gd.compile(block(), target=H200, lock=path)
