@@ -263,5 +263,5 @@ class Lock:
         unknown = dict.fromkeys(n for pick in picks for n in pick.region.origins if n not in self._nodes)
         if unknown:
             who = f"nodes {listed([*unknown])} are" if len(unknown) > 1 else f"node {next(iter(unknown))} is"
-            self._say(f"{who} in none of its regions, and what runs there was chosen anew")
+            self._misfits.append(f"{who} in none of its regions, and what runs there was chosen anew")
         return [f"lock file {self.who} decided {followed} of {counted(len(picks), 'region')}", *self.messages]
