@@ -25,7 +25,7 @@ from graphdnn.runtime.arrays import DeviceArray, StreamOrder, empty
 from graphdnn.runtime.buffers import Memory, host_view
 from graphdnn.runtime.driver import LEGACY_STREAM, PER_THREAD_STREAM, stream_handle
 from graphdnn.runtime.pool import Lease
-from graphdnn.runtime.reading import Source, read, read_checked
+from graphdnn.runtime.reading import Source, read, read_checked, read_writable
 from tests.runtime.fake import POISON, FakeDevice, Foreign
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 1, 23), (4, 3, 5, 7), (1, 1, 1, 1)]
@@ -87,6 +87,34 @@ def test_numpy_reads_what_we_export(versioned: bool) -> None:
     source = read(Exported(array, versioned), LEGACY_STREAM, None)
     assert source.strides == (2, 10, 1)
     np.testing.assert_array_equal(source.array, array)
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_what_others_write_into_a_tensor_is_read(versioned: bool) -> None:
+    """A first element away from the data's address, elements of several lanes: numpy and PyTorch give neither."""
+    array = numbers((6,), np.float32)
+    name, kind = (dlpack.VERSIONED_NAME, dlpack.Versioned) if versioned else (dlpack.LEGACY_NAME, dlpack.Managed)
+    capsule = Exported(array, versioned).__dlpack__()
+    tensor = kind.from_address(dlpack._pointer(capsule, name)).tensor
+    tensor.byte_offset = 8
+    assert dlpack.describe(capsule).address == array.ctypes.data + 8
+    tensor.element.lanes = 2
+    found = dlpack.describe(capsule)
+    assert (found.dtype, found.element) == (None, "DLPack type 2 of 32 bits and 2 lanes")
+
+
+def test_memory_that_may_not_be_written_says_so() -> None:
+    type = TensorType((6,), float32)
+    array = Exported(numbers((6,), np.float32), True)
+    capsule = array.__dlpack__()
+    managed = dlpack.Versioned.from_address(dlpack._pointer(capsule, dlpack.VERSIONED_NAME))
+    array.__dlpack__ = lambda **_: capsule  # type: ignore[method-assign]
+    for flags, read_only in ((0, False), (dlpack.READ_ONLY, True), (2 | dlpack.READ_ONLY, True), (2, False)):
+        managed.flags = flags
+        assert read(array, LEGACY_STREAM, None).read_only is read_only
+    managed.flags = dlpack.READ_ONLY
+    with pytest.raises(ExecutionError, match="output y is a read-only array; one that can be written is needed"):
+        read_writable("output y", array, type, LEGACY_STREAM, None)
 
 
 @pytest.mark.parametrize("versioned", [False, True])

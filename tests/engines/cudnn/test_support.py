@@ -220,14 +220,19 @@ def test_regions_whose_inputs_may_start_elsewhere_are_told_apart() -> None:
 
 
 def test_a_graph_of_more_than_fifty_operations() -> None:
-    def long(g: gd.GraphBuilder, y: Value) -> Value:
-        for _ in range(26):
-            y = g.mul(g.tanh(y), 0.5)
-        return y
+    def behind(count: int) -> Region:
+        def long(g: gd.GraphBuilder, y: Value) -> Value:
+            for _ in range(count):
+                y = g.tanh(y)
+            return y
 
-    answer = ask(convolution(finish=long))
+        return convolution(finish=long)
+
+    assert ask(behind(49))
+    answer = ask(behind(50))
     assert isinstance(answer, Decline)
     assert answer.code is Code.SIZE
+    assert "51 cuDNN operations" in answer.reason
 
 
 def test_float32_convolutions_only_where_an_engine_is_known() -> None:
