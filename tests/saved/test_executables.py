@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import graphdnn as gd
 from graphdnn import compiler
 from graphdnn.engines import manifest
 from graphdnn.saved import container
+from graphdnn.saved.manifest import difference, environment
 from graphdnn.saved.weights import from_memory, in_memory
 from tests.cases.fake_engine import FakeEngine
 from tests.passes.random_graphs import random_arrays, random_graph
@@ -366,6 +368,46 @@ def test_a_constant_of_another_size_is_refused(exe: gd.Executable, path: Path) -
     container.write(path, sections)
     with pytest.raises(gd.SavedFileError, match=r"constant \w+ is .* bytes; its section has"):
         gd.load(path)
+
+
+def test_a_plan_of_one_region_is_not_run_for_another(path: Path) -> None:
+    """Which would read and write beyond tensors that are smaller than its own; nothing else in the file tells."""
+    g = gd.GraphBuilder("rows")
+    sizes = {"a": 300, "b": 4, "c": 4}
+    outputs = {n: g.softmax(g.input(f"x{n}", (3, size), gd.float32), name=n) for n, size in sizes.items()}
+    gd.compile(g.build(outputs), target="cpu").save(path)
+
+    def swapped(m: dict[str, Any]) -> None:
+        assert [(s["nodes"], s["plan"]) for s in m["steps"]] == [(["a"], 0), (["b"], 1), (["c"], 1)]
+        m["steps"][2]["plan"] = 0
+
+    with pytest.raises(gd.SavedFileError, match="plan 0 is said to run two regions that are not alike"):
+        gd.load(rewritten(path, manifest=swapped), rebuild=False)
+
+
+@pytest.mark.parametrize("what", ["inputs", "states", "outputs"])
+def test_a_prepared_graph_that_is_called_otherwise_is_refused(what: str, exe: gd.Executable, path: Path) -> None:
+    old, new = {"inputs": (b'"x"', b'"q"'), "states": (b'"total"', b'"sum"'), "outputs": (b'"y":', b'"z":')}[what]
+    prepared = container.read(path)["prepared"].tobytes()
+    assert old in prepared
+    with pytest.raises(gd.SavedFileError, match=f"prepared: its {what} are not those of the graph"):
+        gd.load(rewritten(path, prepared=prepared.replace(old, new)), rebuild=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "h100"}, "it was compiled for device h200, and here is device h100"),
+        ({"compute_capability": (10, 0)}, "it was compiled for architecture sm_90, and here is architecture sm_100"),
+        ({"sm_count": 16}, "it was compiled for multiprocessors 132, and here is multiprocessors 16"),
+        ({"versions": {"cudnn": "9.25.0"}}, "it was compiled for cudnn 9.19.0, and here is cudnn 9.25.0"),
+        ({"versions": {}}, "it was compiled for cudnn 9.19.0, and here is no cudnn"),
+        ({"ordinal": 3}, ""),
+    ],
+)
+def test_machines_that_differ_have_other_environments(change: dict[str, Any], said: str) -> None:
+    here = gd.Target.named("h200")
+    assert difference(environment(here), environment(replace(here, **change))) == said
 
 
 def test_a_region_that_waits_for_itself_is_refused(path: Path) -> None:
