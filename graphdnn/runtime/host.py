@@ -177,8 +177,6 @@ class HostBound:
         if stream is not None:
             stream_handle(stream)
         results = self._context.compute(self._inputs)
-        # An output may be a view of another one's memory or of an input: all are read before the first is written.
-        safe = {name: np.array(a, copy=True) for name, a in results.items()}
-        for name, array in self._written.items():
-            np.copyto(array, safe[name])
+        for name, array in self._written.items():  # memory apart from all that a result may be a view of
+            np.copyto(array, results[name])
         return dict(self._targets)

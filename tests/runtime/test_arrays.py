@@ -281,7 +281,15 @@ def test_a_lease_goes_back_unless_the_memory_travelled() -> None:
     assert address not in device.live
 
 
-@pytest.mark.parametrize(("stream", "expected"), [(None, 1), (0, 1), (1, 1), (2, 2), (1234, 1234)])
+def speaking(version: int, handle: int) -> object:
+    """A stream of another library."""
+    return type("Stream", (), {"__cuda_stream__": lambda self: (version, handle)})()
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [(None, 1), (0, 1), (1, 1), (2, 2), (1234, 1234), (speaking(0, 1234), 1234), (speaking(0, 0), 1)],
+)
 def test_stream_handles(stream: object, expected: int) -> None:
     assert stream_handle(stream) == expected
 

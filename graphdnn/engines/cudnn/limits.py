@@ -275,8 +275,6 @@ def attention_mask(node: Node, op: Attention, q: TensorType, k: TensorType) -> D
     low, high = op.bounds(q.shape[2], k.shape[2])
     if low is not None and (high is None or high > 0) and op.causal is None and "kv_lengths" in op.extras:
         return Decline(Code.ATTRIBUTE, f"{node}: cuDNN takes no window to the right together with lengths")
-    if high is not None and high < 0:
-        return Decline(Code.ATTRIBUTE, f"{node}: the window ends {-high} before the query; cuDNN needs 0 or more")
     if op.causal != "bottom_right":
         return None
     if "bias" in op.extras or "kv_lengths" in op.extras:

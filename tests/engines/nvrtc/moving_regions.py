@@ -158,6 +158,11 @@ def images(g: gd.GraphBuilder) -> Value:
     return g.bias(g.concat([x, g.silu(y)], axis=1), g.input("b", (24,), gd.float32), axis=1)
 
 
+def odd_length(g: gd.GraphBuilder) -> Value:
+    """The last group of a walk along one axis is part of a vector."""
+    return g.relu(g.input("x", (1029,), gd.float16)) + g.input("y", (1029,), gd.float16)
+
+
 def same_twice(g: gd.GraphBuilder) -> Value:
     x = g.neg(g.input("x", (5, 16), gd.float16))
     return g.concat([x, x], axis=0) + g.concat([x, x], axis=0)
@@ -179,6 +184,7 @@ MOVING: tuple[Moving, ...] = (
         Moving(build.__name__, build)
         for build in (
             steps,
+            odd_length,
             shifted_sum,
             turned,
             reshaped_between,

@@ -1,5 +1,7 @@
 """Row kernels without a device: every kernel compiles, and the decisions behind them are right."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -8,12 +10,14 @@ from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.nvrtc import rows
 from graphdnn.engines.nvrtc.compile import compile_cubin
+from graphdnn.engines.nvrtc.emit import literal
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
 from graphdnn.engines.nvrtc.places import Run
 from graphdnn.engines.nvrtc.rows_layout import Layout
 from graphdnn.engines.nvrtc.rows_phases import phases
 from graphdnn.engines.nvrtc.rows_places import result_place
-from graphdnn.engines.nvrtc.rows_program import Program
+from graphdnn.engines.nvrtc.rows_program import Program, Term
+from graphdnn.engines.nvrtc.rows_source import accumulator, neutral
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, channels_last, row_major
@@ -59,6 +63,37 @@ def test_kernels_compile(case: Case) -> None:
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_all_kernels_compile(case: Case, arch: str) -> None:
     compiled(case.region(), arch)
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype", "begins"),
+    [
+        ("sum", gd.float16, 0.0),
+        ("mean", gd.float64, 0.0),
+        ("max", gd.bfloat16, -math.inf),
+        ("min", gd.float32, math.inf),
+        ("max", gd.int8, -(2**31)),  # held in 32 bits
+        ("min", gd.uint8, 2**31 - 1),
+        ("min", gd.int64, 2**63 - 1),
+    ],
+)
+def test_a_fold_begins_with_what_changes_no_result(fn: str, dtype: DType, begins: float) -> None:
+    term = Term(dtype, False, 1, fold=fn)
+    assert neutral(term) == literal(begins, accumulator(term))
+
+
+def test_threads_beyond_the_last_row_store_nothing() -> None:
+    """Where rows share a block and are no multiple of how many do."""
+    kinds = set()
+    for case in ROWS:
+        region = case.region()
+        _, layout = rows.planned(region, H200)
+        odd = layout.row_vectors % layout.lanes != 0
+        kinds.add(odd)
+        for kernel in rows.generate(region, H200).kernels:
+            live = f"const bool live = {f'line < {layout.row_vectors}' if odd else 'true'};"
+            assert live in kernel.source, case
+    assert kinds == {False, True}
 
 
 @pytest.mark.parametrize("build", [folds_of_two_inputs, softmax_beside_a_fold])
