@@ -11,7 +11,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.commands import cli
 from graphdnn.report.diff import difference, groups
-from graphdnn.report.model import CompileReport, RegionReport
+from graphdnn.report.model import CompileReport, PromotionReport, RegionReport
 from tests.planned import h200_report
 
 
@@ -136,11 +136,15 @@ def test_versions_options_passes_and_answers(report: CompileReport) -> None:
             "options": {**report.options, "precision": "tf32"},
             "passes": (first.model_copy(update={"changes": ("dropped 1",)}), *report.passes[1:-1]),
             "candidates": report.candidates[1:],
+            "effects": ("limit=0 rules out more",),
+            "promotions": (PromotionReport(node="add", operand="x", before="float16", after="float32"),),
         }
     )
     text = difference(report, new)
     assert re.search(r"numpy: \S+ -> 9\.9", text)
     assert "precision: ieee -> tf32" in text
+    assert "effects of the options\n  + limit=0 rules out more" in text
+    assert re.search(r"promotions\n  \+ .*float16.*float32", text)
     assert f"{first.name} + dropped 1" in text
     assert f"{report.passes[-1].name} did not run now" in text
     assert "1 answer of before differ from 0 answers of now" in text

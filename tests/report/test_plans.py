@@ -77,6 +77,20 @@ def test_answers_where_there_are_no_plans(report: CompileReport) -> None:
     )
 
 
+def test_what_lost_is_slower_whatever_it_would_have_run_itself(report: CompileReport) -> None:
+    region = report.region("conv")
+    beside = [c for c in region.alternatives if (c.nodes, c.pattern) != (region.nodes, region.pattern)]
+    loser = next(c for c in region.alternatives if c.engine == "nvrtc" and c not in beside)
+    loser = loser.model_copy(update={"plans": (plan("tile", "chosen"),), "ruled_out": "limit=0 rules out more"})
+    changed = region.model_copy(update={"alternatives": (loser, *beside)})
+    regions = tuple(changed if r.name == "conv" else r for r in report.regions)
+    text = plans(report.model_copy(update={"regions": regions}), "conv")
+    assert ["nvrtc", "tile", "slower"] in [r[:3] for r in rows(text)]
+    assert "nvrtc: limit=0 rules out more" in text
+    declined = sum(c.verdict == "declined" for c in beside)
+    assert f"declined besides: {declined} answers for other sets of nodes" in text
+
+
 def test_every_region_has_its_view(report: CompileReport) -> None:
     for region in report.regions:
         first = rows(plans(report, region.name))[0]
