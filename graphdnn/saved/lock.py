@@ -255,9 +255,10 @@ class Lock:
         for pick in picks:
             entry = self._kept.get((pick.region.mask, pick.engine))
             if entry is not None and pick.chosen is not None and entry.plan not in ("", pick.chosen.candidate.name):
-                self._say(
-                    f"region {entry.region} runs on {pick.chosen.candidate.name}; {entry.plan} is not usable here"
-                )
+                tried = (t for t in pick.chosen.tried if t.candidate.name == entry.plan and t.verdict != "slower")
+                why = next((f": {t.reason}" for t in tried if t.reason), "")
+                now = pick.chosen.candidate.name
+                self._say(f"region {entry.region} runs on {now}; {entry.plan} is not usable here{why}")
             elif entry is not None:
                 followed += 1
         unknown = dict.fromkeys(n for pick in picks for n in pick.region.origins if n not in self._nodes)

@@ -302,6 +302,19 @@ def test_deterministic_mode_refuses_by_name_what_has_no_such_plan(clock: Clock, 
         compiled(double(), deterministic=True)
 
 
+@pytest.mark.parametrize("selection", ["heuristic", "autotune", "measure"])
+def test_deterministic_mode_takes_no_plan_from_a_lock_file_that_varies(
+    selection: str, clock: Clock, with_engines: Any, tmp_path: Any
+) -> None:
+    with_engines(Scripted("one", {"a": Act(5, deterministic=False), "b": Act(30), "c": Act(10)}, clock))
+    compiled(double()).save_lock(tmp_path / "fast.lock.json")
+    options = gd.CompileOptions(selection=selection, deterministic=True)  # type: ignore[arg-type]
+    with pytest.warns(RuntimeWarning, match="fast.lock.json"):
+        report = gd.compile(double(), "cpu", options, lock=tmp_path / "fast.lock.json").report
+    assert (report.regions[0].plan, report.regions[0].deterministic) == ("b", True)
+    assert any("runs on b; a is not usable here: gives other bits from run to run" in e for e in report.effects)
+
+
 def test_a_described_device_times_nothing_and_says_so() -> None:
     report = gd.compile(double(), gd.Target.named("h200"), gd.CompileOptions(selection="measure")).report
     assert report.effects == ('h200 (described) is not here, so selection="measure" timed nothing',)

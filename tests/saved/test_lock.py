@@ -177,7 +177,7 @@ def test_a_plan_that_fails_falls_back_for_its_region_alone(
 ) -> None:
     gd.compile(block(8), target="cpu").save_lock(path)
     monkeypatch.setattr(fake, "PLANS", ("build", "good", "good"))
-    with pytest.warns(RuntimeWarning, match="runs on plan1; plan0 is not usable here"):
+    with pytest.warns(RuntimeWarning, match="runs on plan1; plan0 is not usable here: plan0 needs 300 registers"):
         again = gd.compile(block(8), target="cpu", lock=path)
     assert {r.plan for r in again.report.regions} == {"plan1"}
 
