@@ -99,6 +99,17 @@ class TestUntimed:
             assert all(r.measured_us for r in report.regions)
 
 
+def convolutions() -> gd.Graph:
+    """Three convolutions that the layout pass makes channels-last, with a conversion at either end."""
+    g = gd.GraphBuilder("convolutions")
+    y = g.input("x", (2, 6, 9, 7), gd.float32)
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        w = g.constant(rng.standard_normal((6, 6, 3, 3), np.float32) / 7)
+        y = g.conv(y, w, padding=1, name=f"conv{i}")
+    return g.build({"y": y})
+
+
 def projections() -> gd.Graph:
     """Two products of one operand with constant weights, which are merged by estimate."""
     g = gd.GraphBuilder("projections")
@@ -140,6 +151,30 @@ class TestWholeGraphs:
         again = compiled(graph, "measure")
         assert again.report.regions == exe.report.regions
         assert clock.now == spent
+
+    @pytest.mark.parametrize(("last_us", "rows_us", "is_kept"), [(10, 100, True), (100, 20, False)])
+    def test_layouts_are_held_against_each_other(
+        self, last_us: float, rows_us: float, is_kept: bool, clock: Clock, with_engines: Any
+    ) -> None:
+        """Two conversions of 15 us pay where convolutions gain more by them."""
+
+        def us(region: Any) -> float:
+            if region.pattern == "convert":
+                return 15
+            return last_us if region.inputs[0].type.layout[1] == 1 else rows_us
+
+        graph = convolutions()
+        with_engines(Scripted("one", {"a": Act(times=us)}, clock, takes=("conv", "convert")))
+        assert [r.pattern for r in compiled(graph, "autotune").report.regions].count("convert") == 2
+        exe = compiled(graph, "measure")
+        patterns = [r.pattern for r in exe.report.regions]
+        assert patterns == (["convert", "conv", "conv", "conv", "convert"] if is_kept else ["conv"] * 3)
+        said = " ".join(exe.report.effects)
+        words = f"without the pass layout takes {3 * rows_us:.1f} us, with it {30 + 3 * last_us:.1f}"
+        assert words in said
+        assert ("left out for speed: layout" in said) is not is_kept
+        x = np.random.default_rng(1).standard_normal((2, 6, 9, 7), np.float32)
+        np.testing.assert_allclose(exe({"x": x})["y"], gd.evaluate(graph, {"x": x})["y"], rtol=1e-4, atol=1e-5)
 
     def test_where_a_whole_graph_cannot_be_timed_it_stays_as_planned(
         self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
