@@ -183,6 +183,33 @@ def test_without_options_of_its_own_the_tuned_build_measures() -> None:
     assert [e.report.options["selection"] for e in f.executables.values()] == ["autotune"]
 
 
+@pytest.mark.parametrize(
+    ("options", "later"),
+    [
+        ({}, ("autotune", False)),
+        ({"selection": "autotune"}, ("autotune", False)),
+        ({"selection": "measure", "progress": True, "deterministic": True}, ("measure", True)),
+    ],
+)
+def test_the_first_build_times_nothing_and_the_tuned_one_what_was_asked_for(
+    options: dict[str, Any], later: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, given = compiler.compile, []
+
+    def noted(graph: gd.Graph, target: str, options: gd.CompileOptions) -> gd.Executable:
+        given.append(options)
+        return real(graph, target, options)
+
+    monkeypatch.setattr(compiler, "compile", noted)
+    f = gd.jit(relu, target="cpu", options=gd.CompileOptions(**options), on_new_shape="heuristic_then_tune")
+    f(rows(3))
+    assert f.wait_for_tuning(60)
+    first, tuned = given
+    assert (first.selection, first.progress) == ("heuristic", options.get("progress"))
+    assert (tuned.selection, tuned.progress) == later
+    assert first.deterministic == tuned.deterministic == options.get("deterministic", False)
+
+
 def test_the_thread_ends_and_begins_again() -> None:
     background, done = Background(), threading.Event()
     for _ in range(2):
