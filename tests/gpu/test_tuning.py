@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -205,6 +206,36 @@ def test_a_budget_is_kept(tmp_path: Path, rng: np.random.Generator, monkeypatch:
     timed = [r for r in regions if r.measured_us is not None]
     assert 1 <= len(timed) < len(regions)
     assert all("was spent" in " ".join(r.notes) for r in regions if r.measured_us is None)
+    inputs = drawn(graph, rng)
+    found = exe(inputs)
+    for name, wanted in gd.evaluate(graph, inputs, gd.float64).items():
+        assert relative_error(found[name], wanted) <= 2e-3
+
+
+def test_ctrl_c_keeps_what_is_known_and_finishes(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the third of five regions is about to be timed, with the plans of all of them built."""
+    bench, asked = CudaTimer.bench, []
+
+    def pressed(self: CudaTimer, region: Region, inputs: Sequence[np.ndarray]) -> Any:
+        asked.append(region)
+        if len(asked) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return bench(self, region, inputs)
+
+    monkeypatch.setattr(CudaTimer, "bench", pressed)
+    graph = convolutions(5)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        exe = compiled(graph, tmp_path, selection="autotune")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "timing was interrupted after " in " ".join(exe.report.effects)
+    regions = [r for r in exe.report.regions if r.nodes]
+    assert sum(r.measured_us is not None for r in regions) == 2
+    assert all("interrupted" in " ".join(r.notes) for r in regions if r.measured_us is None)
     inputs = drawn(graph, rng)
     found = exe(inputs)
     for name, wanted in gd.evaluate(graph, inputs, gd.float64).items():
