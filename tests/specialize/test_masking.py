@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.ops.pointwise import Pointwise
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.ir.writer import GraphWriter
+from graphdnn.specialize import masking as module
 from graphdnn.specialize.masking import Masking, names_of
 from graphdnn.specialize.proof import masks_needed, prove
 from tests.ir.samples import Sample
@@ -229,6 +232,22 @@ def test_a_mean_in_half_precision_counts_in_single() -> None:
     found = f({"x": np.full((3000, 5), 30, np.float16)})["y"]
     assert found.dtype == np.float16
     assert found == 30  # the sum is 450000
+
+
+def test_a_masked_build_serves_only_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks are not taken at their word: here one that leaves the last number before the padding out."""
+    real = module.filled
+
+    def short(to: Any, x: Value, ends: Any, number: float, origins: tuple[str, ...]) -> Value:
+        one_less = [(axis, to.emit(Pointwise(fn="sub"), extent, 1, origins=origins)[0]) for axis, extent in ends]
+        return real(to, x, one_less, number, origins)
+
+    f = cpu(lambda g, x: {"y": g.reduce_sum(x, axes=1, name="total")}, buckets={"x": {1: 8}})
+    np.testing.assert_array_equal(f({"x": np.ones((2, 5), np.float32)})["y"], [5, 5])
+    monkeypatch.setattr(module, "filled", short)
+    f = cpu(lambda g, x: {"y": g.reduce_sum(x, axes=1, name="total")}, buckets={"x": {1: 8}})
+    with pytest.raises(gd.CompileError, match=r"reduce_sum %total computes across axis 1"):
+        f({"x": np.ones((2, 5), np.float32)})
 
 
 def test_the_callers_inputs_stay_the_callers() -> None:
