@@ -3,12 +3,12 @@
 Where the float64 definition of a region is cheap, every plan's results are compared with it.  Elsewhere plans are
 compared with each other: plans whose results agree form a group, and the group of the most independent implementations
 is trusted.  Where two groups are of equally many, or all plans are of one implementation, the results are compared with
-the definition of a part of the batch.
+the definition of a part of the batch: of its end, and of where those contradict each other that are right there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 
@@ -149,7 +149,7 @@ class Checker:
         self._inputs = inputs
         self._policy = policy
         self._places = [places(v.type, rng) for v in region.outputs]
-        self._wanted: list[Array] | None = None
+        self._wanted: dict[int | None, list[Array]] = {}
         self._scales = [own_scale(region)] * len(region.outputs)
         whole = seconds(region)
         count = 1 if whole <= PART_S else entries(region)
@@ -176,14 +176,8 @@ class Checker:
     def judge(self, findings: Sequence[Finding]) -> list[str]:
         """What is wrong with each finding, in words; empty for one that is right."""
         if self._is_small:
-            return self.by_definition(findings)
-        groups: list[list[int]] = []
-        for index, finding in enumerate(findings):
-            home = next((g for g in groups if not self._differs(finding, findings[g[0]])), None)
-            if home is None:
-                groups.append([index])
-            else:
-                home.append(index)
+            return self._held(findings, self._part)
+        groups = self._groups(findings)
         if len(groups) < 2:
             return [""] * len(findings)
         support = [len({findings[i].implementation for i in g}) for g in groups]
@@ -195,72 +189,157 @@ class Checker:
 
     def by_definition(self, findings: Sequence[Finding]) -> list[str]:
         """As `judge`, by the definition whatever the others computed."""
-        if self._wanted is None:
-            whole = definition(self._region, self._inputs, self._part)
-            self._wanted = [a if p is None else a[self._within(p)] for a, p in zip(whole, self._places, strict=True)]
+        wrong = self._held(findings, self._part)
+        while (part := self._disputed([f for f, w in zip(findings, wrong, strict=True) if not w])) is not None:
+            held = self._held(findings, part)
+            if not any(h and not w for h, w in zip(held, wrong, strict=True)):
+                break
+            wrong = [w or h for h, w in zip(held, wrong, strict=True)]
+        return wrong
+
+    def _groups(self, findings: Sequence[Finding]) -> list[list[int]]:
+        """The findings by number: those in one group do not differ from its first one."""
+        groups: list[list[int]] = []
+        for index, finding in enumerate(findings):
+            home = next((g for g in groups if not self._differs(finding, findings[g[0]])), None)
+            if home is None:
+                groups.append([index])
+            else:
+                home.append(index)
+        return groups
+
+    def _disputed(self, findings: Sequence[Finding]) -> slice | None:
+        """The part of the batch where two groups contradict each other most; None where none do."""
+        groups = self._groups(findings) if self._part is not None else []
+        if self._part is None or len(groups) < 2:
+            return None
+        one, other = (findings[g[0]] for g in groups[:2])
+        counts = np.zeros(self._part.stop, np.int64)
+        for places, compared in zip(self._places, self._pairs(one, other.outputs, 2 * SLACK), strict=True):
+            bad = misses(*compared, is_sharp=is_sharp(self._region), is_definition=False)
+            entries = np.nonzero(bad)[0] if places is None else places[0][bad]
+            counts += np.bincount(entries, minlength=len(counts))
+        start = min(int(counts.argmax()), self._part.start)
+        return slice(start, start + self._part.stop - self._part.start)
+
+    def _held(self, findings: Sequence[Finding], part: slice | None) -> list[str]:
+        """What is wrong with each finding by the definition of this part of the batch, or of all of it."""
+        key = None if part is None else part.start
+        if key not in self._wanted:
+            whole = definition(self._region, self._inputs, part)
+            self._wanted[key] = [
+                a if p is None else a[inside(p, part)] for a, p in zip(whole, self._places, strict=True)
+            ]
             if any(a.size < FEW for a in whole):
-                sums = definition(self._region, [np.abs(a) if is_float(a) else a for a in self._inputs], self._part)
+                sums = definition(self._region, [np.abs(a) if is_float(a) else a for a in self._inputs], part)
                 self._scales = [
                     max(scale, peak_of(a)) if a.size < FEW else scale
                     for scale, a in zip(self._scales, sums, strict=True)
                 ]
-        return [self._off(self._parted(f), self._wanted, SLACK) for f in findings]
+        return [self._off(self._parted(f, part), self._wanted[key], SLACK) for f in findings]
 
-    def _within(self, places: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Those of the compared places that lie in the part, counted from its start."""
-        if self._part is None:
-            return places
-        inside = places[0] >= self._part.start
-        return (places[0][inside] - self._part.start, *(p[inside] for p in places[1:]))
-
-    def _parted(self, finding: Finding) -> Finding:
+    def _parted(self, finding: Finding, part: slice | None) -> Finding:
         """What of a finding lies in the part."""
-        if self._part is None:
+        if part is None:
             return finding
         outputs = zip(finding.outputs, self._places, strict=True)
-        start = self._part.start
-        return replace(finding, outputs=tuple(a[start:] if p is None else a[p[0] >= start] for a, p in outputs))
+        return replace(finding, outputs=tuple(a[part] if p is None else a[lies_in(p, part)] for a, p in outputs))
 
     def _differs(self, finding: Finding, other: Finding) -> str:
         """What is wrong with a result if the other is right as far as its own arithmetic can be: both may be off."""
         both = replace(finding, rounds_to_tf32=finding.rounds_to_tf32 or other.rounds_to_tf32)
-        return self._off(both, other.outputs, 2 * SLACK)
+        return self._off(both, other.outputs, 2 * SLACK, is_definition=False)
 
-    def _off(self, finding: Finding, wanted: Sequence[Array], slack: float) -> str:
+    def _off(self, finding: Finding, wanted: Sequence[Array], slack: float, *, is_definition: bool = True) -> str:
         """What is wrong with a result where `wanted` is right.
 
         It names no value, since regions of equal structure share what was found, those of other graphs too.
         """
-        narrow = narrowest(self._region, finding.rounds_to_tf32, self._policy)
         share = SHARP_SHARE if is_sharp(self._region) else 0.0
-        types = [v.type for v in self._region.outputs]
-        outputs = zip(types, finding.outputs, wanted, self._scales, strict=True)
-        for number, (type, found, right, scale) in enumerate(outputs, 1):
-            reason = difference(found, right, type, slack * TOLERANCE[narrow], scale, share)
+        count = len(wanted)
+        for number, compared in enumerate(self._pairs(finding, wanted, slack), 1):
+            reason = difference(*compared, share, is_definition=is_definition)
             if reason:
-                return reason if len(types) == 1 else f"output {number} of {len(types)}: {reason}"
+                return reason if count == 1 else f"output {number} of {count}: {reason}"
         return ""
 
+    def _pairs(
+        self, finding: Finding, wanted: Sequence[Array], slack: float
+    ) -> Iterator[tuple[Array, Array, TensorType, float, float]]:
+        """Of each output what was found and what is wanted, its type, the tolerance, and the least scale of errors."""
+        tolerance = slack * TOLERANCE[narrowest(self._region, finding.rounds_to_tf32, self._policy)]
+        outputs = zip(self._region.outputs, finding.outputs, wanted, self._scales, strict=True)
+        return ((found, right, value.type, tolerance, scale) for value, found, right, scale in outputs)
 
-def difference(found: Array, wanted: Array, type: TensorType, tolerance: float, scale: float, share: float) -> str:
-    """How a result differs from the right one by more than it may, in words; `share` of the elements may differ."""
+
+def lies_in(places: tuple[Array, ...], part: slice) -> Array:
+    """Which of the places lie in a part of the first axis."""
+    return (places[0] >= part.start) & (places[0] < part.stop)
+
+
+def inside(places: tuple[Array, ...], part: slice | None) -> tuple[Array, ...]:
+    """Those of the places that lie in the part, counted from its start."""
+    if part is None:
+        return places
+    held = lies_in(places, part)
+    return (places[0][held] - part.start, *(p[held] for p in places[1:]))
+
+
+def misses(
+    found: Array,
+    wanted: Array,
+    type: TensorType,
+    tolerance: float,
+    scale: float,
+    *,
+    is_sharp: bool,
+    is_definition: bool,
+) -> Array:
+    """Which elements of a result differ from the wanted one by more than they may.
+
+    Where the definition is not a number, anything will do; where only another plan's result is none, that one may be
+    what is wrong: memory that nobody wrote to is not a number.
+    """
     if not type.dtype.is_float:
-        near = 1 if share and type.dtype.is_integer else 0
-        bad = np.abs(found.astype(np.int64) - wanted.astype(np.int64)) > near
-        return f"{int(bad.sum())} of {bad.size} elements differ" if bad.size and bad.mean() > share else ""
+        near = 1 if is_sharp and type.dtype.is_integer else 0  # a rounding may jump to the next integer
+        return np.abs(found.astype(np.int64) - wanted.astype(np.int64)) > near
     with np.errstate(all="ignore"):
-        right = wanted.astype(type.dtype.numpy).astype(np.float64)
-        finite = np.isfinite(right)
-        peak = max(peak_of(right), scale)
-        error = np.abs(found - wanted)
-        bad = np.where(finite, ~(error <= tolerance * peak), ~((found == right) | np.isnan(right)))
+        right = rounded(wanted, type)
+        is_near = np.abs(found - wanted) <= tolerance * max(peak_of(right), scale)
+        undefined = np.isnan(right) if is_definition else np.isnan(right) & np.isnan(found)
+        return np.where(np.isfinite(right), ~is_near, ~((found == right) | undefined))
+
+
+def difference(
+    found: Array,
+    wanted: Array,
+    type: TensorType,
+    tolerance: float,
+    scale: float,
+    share: float,
+    *,
+    is_definition: bool = True,
+) -> str:
+    """How a result differs from the right one by more than it may, in words; `share` of the elements may differ."""
+    bad = misses(found, wanted, type, tolerance, scale, is_sharp=bool(share), is_definition=is_definition)
     if not bad.size or bad.mean() <= share:
         return ""
+    if not type.dtype.is_float:
+        return f"{int(bad.sum())} of {bad.size} elements differ"
+    with np.errstate(all="ignore"):
+        right = rounded(wanted, type)
+        error = np.abs(found - wanted)
+    finite, peak = np.isfinite(right), max(peak_of(right), scale)
     lost = int((np.isnan(found) & finite).sum())
     largest = float(np.max(error[finite & ~np.isnan(error)], initial=0.0))
     relative = largest / peak if peak else largest
     text = f"{int(bad.sum())} of {bad.size} elements are off, by up to {relative:.2g} of the peak"
     return f"{text}; {lost} are not a number" if lost else text
+
+
+def rounded(wanted: Array, type: TensorType) -> Array:
+    """What is wanted, as the type holds it."""
+    return wanted.astype(type.dtype.numpy).astype(np.float64)
 
 
 def peak_of(array: Array) -> float:

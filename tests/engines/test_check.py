@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
@@ -207,6 +209,38 @@ class TestLarge:
         (part,) = parts
         assert part is not None
         assert 0 < part.start < part.stop == 3000
+
+    @pytest.mark.parametrize("order", list(permutations(["bad", "one", "two"])), ids="".join)
+    def test_what_nobody_wrote_is_wrong_whoever_is_asked_first(
+        self, order: tuple[str, ...], rng: np.random.Generator
+    ) -> None:
+        """Memory is poisoned with NaN before each run, and a plan that leaves some of it is no measure for others."""
+        region = product(300)
+        (y,) = right(region)
+        torn = y.copy()
+        torn[:, -3:] = np.nan
+        results = {"bad": [torn], "one": [y], "two": [y]}
+        reasons = verdicts(region, rng, **{name: results[name] for name in order})
+        assert [n for n, r in reasons.items() if r] == ["bad"]
+        assert "900 are not a number" in reasons["bad"]
+
+    @pytest.mark.parametrize("names", [("bad", "good"), ("eng__bad", "eng__good")], ids="".join)
+    @pytest.mark.parametrize("rows", [slice(0, 64), slice(1400, 1500), slice(2990, 3000)], ids=str)
+    def test_the_part_is_where_plans_contradict_each_other(
+        self, rows: slice, names: tuple[str, str], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whether they are of two implementations or of one, which is held against the definition alone."""
+        monkeypatch.setattr(check, "COMPARED", 4096)
+        monkeypatch.setattr(check, "PART_S", 1e-4)
+        region = product(3000)
+        (y,) = right(region)
+        torn = y.copy()
+        torn[rows] = 0
+        checker = Checker(region, inputs_for(region, np.random.default_rng(0)), Policy(), rng)
+        findings = [checker.finding(n.split("__")[0], "", [a]) for n, a in zip(names, (torn, y), strict=True)]
+        judge = checker.judge if len({f.implementation for f in findings}) > 1 else checker.by_definition
+        assert [bool(reason) for reason in judge(findings)] == [True, False]
+        assert [bool(reason) for reason in judge(findings[::-1])] == [False, True]
 
 
 @pytest.mark.parametrize("view", ["plain", "turned", "reversed", "repeated", "every other"])
