@@ -59,6 +59,13 @@ class Anatomy:
         return tuple(n for n in self.pointwise if n not in self.before)
 
     @cached_property
+    def beside(self) -> tuple[Node, ...]:
+        """Pointwise nodes that neither feed an anchor nor follow from one: they join the epilogue from its side."""
+        graph = self.region.graph
+        anchors = sum(1 << graph.position[a] for a in self.anchors)
+        return tuple(n for n in self.after if not graph.ancestors[n] & anchors)
+
+    @cached_property
     def computed(self) -> frozenset[Value]:
         """Values that the region computes."""
         return frozenset(v for n in self.region.nodes for v in n.results)

@@ -9,6 +9,7 @@ from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, Anatomy
 from graphdnn.engines.cudnn.frames import CACHE_SIZE, Ints, is_channels_last
+from graphdnn.engines.cudnn.rules.pointwise import BRANCHING
 from graphdnn.engines.cudnn.tables import IEEE
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
@@ -202,12 +203,30 @@ def matmul(anatomy: Anatomy, policy: Policy) -> Decline | None:
                 f"{node}: cuDNN's float32 matrix products use TF32 whatever they are asked for",
                 Fix("options", "precision", "ieee", "tf32"),
             )
+        in_float32 = anatomy.before and node.operands[0].type.dtype.name == "float32"
+        twice = branch_before(anatomy) if in_float32 else None
+        if twice is not None:
+            reason = f"before it {twice} is needed twice, with which cuDNN's TF32 products compute something else"
+            return Decline(Code.PATTERN, f"{node}: {reason}")
         for value in node.operands:
             if value.type.shape[-1] > 1 and value.type.shape[-2] > 1 and 1 not in value.type.layout[-2:]:
                 return Decline(
                     Code.LAYOUT,
                     f"{node}: {value} has strides {value.type.layout}; cuDNN needs neighbours along rows or columns",
                 )
+    return None
+
+
+def branch_before(anatomy: Anatomy) -> Value | None:
+    """What the work before a product needs in two places, within one function or of which one may be the product."""
+    seen: set[Value] = set()
+    for node in (*anatomy.before, *anatomy.anchors):
+        for value in node.operands:
+            inside = isinstance(node.op, Elementwise) and node.op.function in (*BRANCHING, "square")
+            if inside or value in seen:
+                return value
+            if value.literal is None:
+                seen.add(value)
     return None
 
 

@@ -40,6 +40,11 @@ WRONG: dict[tuple[str, int], frozenset[str]] = {
 """Functions that an engine builds, runs and computes wrongly, by class and engine: errors of 0.09 to 1.3 of the peak,
 while every other engine of the same lists was right."""
 
+MISPLACING = frozenset({("conv+pointwise", 8)})
+"""Engines, with their classes, that read the inputs of a function at other places than its result's where none of them
+follows from the product: in `conv(x, w) * (z / 4)` they take z from the entry that stands at the window's beginning, or
+from none.  One operand alone is read rightly, whatever its type."""
+
 CUTTING: dict[tuple[str, int], frozenset[tuple[int, int]]] = {("conv+pointwise", 7): frozenset({(24, 29)})}
 """Knobs (number, value) with which an engine cuts float32 operands off to TF32 instead of rounding them, by class and
 engine.  Each error is within TF32's, but all have one sign: of three draws every result was 8.7e-4 too small, where the

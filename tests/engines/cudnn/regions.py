@@ -147,3 +147,31 @@ def attention(
         g.input("q", q, dtype), g.input("k", k, dtype), g.input("v", (*k[:3], features), dtype), **given, **attributes
     )
     return closed(g, dict(zip(("o", "lse"), made, strict=True)) if isinstance(made, tuple) else made, row_major)
+
+
+def beside() -> dict[str, Region]:
+    """What a product meets from its side, and casts of what is needed again."""
+
+    def image(dtype: DType, side: Callable[[gd.GraphBuilder, Value], Value]) -> Region:
+        return convolution(dtype=dtype, finish=lambda g, y: g.mul(y, side(g, whole_input(g, y))))
+
+    def whole_input(g: gd.GraphBuilder, y: Value) -> Value:
+        strides = channels_last(y.type.shape) if y.type.rank == 4 else None
+        return g.input("z", y.type.shape, y.type.dtype, strides=strides)
+
+    def again(g: gd.GraphBuilder, y: Value) -> dict[str, Value]:
+        return {"y": g.cast(y, gd.float32), "z": g.relu(y)}
+
+    def twice_wide(g: gd.GraphBuilder, y: Value) -> dict[str, Value]:
+        z = g.tanh(whole_input(g, y))
+        return {"y": g.add(g.cast(z, gd.float32), g.cast(g.mul(z, y), gd.float32))}
+
+    return {
+        "conv, half of another input": image(gd.float16, lambda g, z: g.mul(z, 0.5)),
+        "conv, square of another input": image(gd.bfloat16, lambda g, z: g.square(z)),
+        "conv, sigmoid of another input, float32": image(gd.float32, lambda g, z: g.sigmoid(z)),
+        "conv, cast and relu": convolution(finish=again),
+        "matmul, cast and relu": product(finish=again),
+        "conv, casts of what is needed again": convolution(finish=twice_wide),
+        "matmul, casts of what is needed again": product(finish=twice_wide),
+    }

@@ -1,5 +1,9 @@
 """The real frontend validates and builds the operation graph of what the rules take; no device is needed for that."""
 
+import json
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 
 import graphdnn as gd
@@ -14,6 +18,7 @@ from graphdnn.ir.ops.pointwise import FUNCTIONS, Pointwise
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import bool_, channels_last, row_major
 from graphdnn.target import Target
+from tests.engines.cudnn.random_neighbours import ANCHORS, IN_TF32, random_region
 from tests.engines.cudnn.regions import (
     attention,
     bias,
@@ -85,6 +90,34 @@ def test_every_function_behind_an_anchor(fn: str, matrix: bool) -> None:
             assert order == "first small", "only functions whose operands cannot change places are refused"
             continue
         built(region)
+
+
+@pytest.mark.parametrize("kind", ANCHORS)
+@pytest.mark.parametrize("dtype", [gd.float16, gd.float32], ids=str)
+def test_random_graphs_around_a_product(dtype: gd.DType, kind: str, rng: np.random.Generator) -> None:
+    """What the rules take of them, which is all in halves."""
+    policy = Policy(precision="tf32" if kind in IN_TF32 else "ieee")
+    regions = [random_region(rng, dtype, kind)[0] for _ in range(40)]
+    taken = [r for r in regions if CudnnEngine().supports(r, H200, policy)]
+    assert len(taken) == len(regions) if dtype == gd.float16 else taken
+    for region in taken[:4]:
+        built(region, policy)
+
+
+CASTS: dict[str, tuple[Callable[[gd.GraphBuilder, Value], dict[str, Value]], str]] = {
+    "alone": (lambda g, y: {"y": g.cast(y, gd.float32)}, "IDENTITY"),
+    "beside a relu": (lambda g, y: {"y": g.cast(y, gd.float32), "z": g.relu(y)}, "MUL"),
+    "of an output": (lambda g, y: {"y": g.cast(y, gd.float32), "z": y}, "MUL"),
+    "identity beside a relu": (lambda g, y: {"y": g.identity(y), "z": g.relu(y)}, "MUL"),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_a_copy_of_what_is_needed_again_is_a_product_with_1(name: str) -> None:
+    """Beside an identity to float32 other readers of its tensor got NaN on the device."""
+    finish, mode = CASTS[name]
+    nodes = json.loads(repr(built(product(finish=finish)).graph))["nodes"]
+    assert [n["mode"] for n in nodes if n["name"] in ("cast_0", "identity_0")] == [mode]
 
 
 def test_logic_of_comparisons() -> None:

@@ -13,7 +13,7 @@ from graphdnn.engines.cudnn.estimate import engine_class
 from graphdnn.engines.cudnn.plans import PlanName, Proposal
 from graphdnn.engines.cudnn.tables import FLOAT32_ERRORS, FLOAT32_LIMIT, IEEE, KNOWN, WRONG, is_known
 from graphdnn.target import Target
-from tests.engines.cudnn.regions import bias, convolution, product
+from tests.engines.cudnn.regions import beside, bias, convolution, product
 
 H200 = replace(Target.named("h200"), present=True)
 
@@ -97,6 +97,16 @@ def test_nothing_is_left_of_plans_that_all_cut_float32_off() -> None:
     refusal = engine.trusted(anatomy, found, H200, Policy(precision="tf32"))
     assert isinstance(refusal, Decline)
     assert "computes it wrongly" in refusal.reason
+
+
+@pytest.mark.parametrize("name", [n for n in beside() if n.startswith("conv, ")])
+def test_engines_that_read_a_side_branch_elsewhere_are_left_out(name: str) -> None:
+    anatomy = Anatomy(beside()[name])
+    found = [Proposal(PlanName.parse(n), 0, (), True) for n in ("eng8", "eng4_k24=29")]
+    kept = engine.trusted(anatomy, found, H200, Policy())
+    assert not isinstance(kept, Decline)
+    expected = {"conv, sigmoid of another input, float32": ["eng8"], "conv, cast and relu": ["eng8", "eng4_k24=29"]}
+    assert [candidate.name for candidate in kept] == expected.get(name, ["eng4_k24=29"])
 
 
 def test_an_engine_that_was_seen_to_vary_is_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from graphdnn.engines.cudnn.frames import Rows
 from graphdnn.engines.cudnn.lower import Emit, Handle, rule
-from graphdnn.ir.graph import Node
+from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.pointwise import Bias, Cast, Elementwise, Pointwise, Select
+from graphdnn.ir.region import Region
 
 MODE: dict[str, str] = {
     "add": "add",
@@ -223,6 +224,9 @@ OPERATIONS: dict[str, int] = {
 """Most cuDNN operations that one function becomes, whatever its parameters and the order of its operands; one where it
 is not listed."""
 
+SINGLE = frozenset({"silu", "swish", "leaky_relu"})
+"""Functions of COMPOSED that are one operation of one tensor."""
+
 BRANCHING = frozenset({"hard_swish", "elu", *(f for f in (*MODE, *COMPOSED) if f.endswith("_backward"))})
 """Functions that read a tensor twice in some form, and gradients, on which cuDNN's norms fail."""
 
@@ -246,6 +250,8 @@ def pointwise(emit: Emit, node: Node) -> tuple[Handle, ...]:
     """One function of its operands, the one of full size first."""
     assert isinstance(node.op, Elementwise)
     function = node.op.function
+    if function == "identity":
+        return (copy(emit, node),)
     operands = [emit.operand(node, i) for i in range(len(node.operands))]
     if len(operands) == 2 and changes_places(emit, node):
         if function in SMALL_FIRST:
@@ -274,9 +280,33 @@ def changes_places(emit: Emit, node: Node) -> bool:
 
 @rule(Cast)
 def cast(emit: Emit, node: Node) -> tuple[Handle, ...]:
-    """An identity whose result is stored in the other type, in memory or not: the rounding is part of the graph."""
-    made = emit.graph.identity(emit.operand(node, 0), name=node.name)
-    return (made.set_data_type(emit.dtype(node.result.type.dtype)),)
+    """The operand stored in the other type, in memory or not: the rounding is part of the graph."""
+    return (copy(emit, node).set_data_type(emit.dtype(node.result.type.dtype)),)
+
+
+def copy(emit: Emit, node: Node) -> Handle:
+    """The operand as another tensor: by an identity, or as its product with 1 where the operand is needed again.
+
+    Behind an identity to float32, engines 4 and 7 of products and convolutions lose the tensor that it reads: what else
+    reads it gives NaN or numbers of something else.
+    """
+    x = emit.operand(node, 0)
+    if is_needed_again(emit.region, node.operands[0]):
+        return emit.graph.mul(x, emit.scalar(1.0, rank_of(x)), name=node.name)
+    return emit.graph.identity(x, name=node.name)
+
+
+def is_needed_again(region: Region, value: Value) -> bool:
+    """Whether several places of a region read a value, or one does and it leaves the region too."""
+    return sum(node.operands.count(value) for node in region.nodes) + (value in region.outputs) > 1
+
+
+def joins_two(region: Region, node: Node) -> bool:
+    """Whether some operation that a pointwise node becomes reads two tensors, of which one may be a number."""
+    assert isinstance(node.op, Elementwise)
+    if len(node.operands) > 1 or (node.op.function in COMPOSED and node.op.function not in SINGLE):
+        return True
+    return node.op.function == "identity" and is_needed_again(region, node.operands[0])
 
 
 @rule(Select)
