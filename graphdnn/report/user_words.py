@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,9 @@ from graphdnn.ir.region import Region
 from graphdnn.lazy import cached_property
 from graphdnn.planning.decisions import Decisions
 from graphdnn.report.type_fixes import JOIN, TypeFix, UserTensors
+
+WITHIN = re.compile(r"(%(\S+): its \w+) %\2(?= )")
+"""An operand that bears the name of the node that reads it: both are parts of one node of the user's."""
 
 
 def own_answer(selector: Selector, engine: str, region: Region, shared: Decline) -> Decline:
@@ -57,7 +61,7 @@ class UserNames:
         if answer.fix is not None and answer.fix.attribute == "dtype":
             fix = self._type_fix(answer.fix, engine, region)
             code = answer.code if fix is not None else Code.PATTERN
-            return Decline(code, renamed(answer.reason, self._names), fix)
+            return Decline(code, self._told(answer.reason), fix)
         targets = answer.fix.target.split(JOIN) if answer.fix is not None else []
         if any(self._is_part(name, region) for name in targets):
             answer = replace(answer, code=Code.PATTERN, fix=None)
@@ -66,7 +70,12 @@ class UserNames:
             known = dict.fromkeys(self._names.get(name, name) for name in targets)
             is_made = not self._made_constants.isdisjoint(targets)
             fix = None if is_made else replace(fix, target=JOIN.join(known))
-        return replace(answer, reason=renamed(answer.reason, self._names), fix=fix)
+        return replace(answer, reason=self._told(answer.reason), fix=fix)
+
+    def _told(self, reason: str) -> str:
+        """A reason that names the user's nodes.  What one part of such a node hands to another has no name of its own,
+        and stays with what the reader calls it."""
+        return WITHIN.sub(r"\1", renamed(reason, self._names))
 
     def _type_fix(self, fix: Fix, engine: str, region: Region) -> Fix | None:
         """A change of element types in the user's words; None where the engine takes the region no more than before,

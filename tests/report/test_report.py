@@ -363,3 +363,15 @@ def test_a_fix_of_the_type_names_every_tensor_that_is_too_wide() -> None:
     assert fix.sentence == "change dtype of xc and wc and bc from float64 to float16"
     assert asked(gd.float16, gd.float64).verdict == "declined"
     assert asked(gd.float16, gd.float16).verdict in ("chosen", "slower")
+
+
+def test_types_of_what_passes_made_are_told_by_the_op_that_reads_them() -> None:
+    """What holds the lengths of an attention is no value of the user's, and the attention itself is no int32."""
+    g = gd.GraphBuilder()
+    q, k, v = (g.input(n, (2, 4, 64, 64), gd.float16) for n in "qkv")
+    lengths = g.input("lengths", (2,), gd.int32)
+    o = g.attention(q, k, v, q_lengths=lengths, kv_lengths=lengths, name="attention")
+    report = gd.compile(g.build({"o": o}), target=gd.Target.named("h200")).report
+    reasons = {c.pattern: c.reason for c in report.candidates if c.engine == "cudnn" and "i32" in c.reason}
+    assert "minimum %attention: its a is i32[2:1]; cuDNN takes float16, bfloat16, float32 here" in reasons.values()
+    assert not [r for r in reasons.values() if r.startswith("%attention")]

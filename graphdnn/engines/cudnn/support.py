@@ -16,7 +16,7 @@ from graphdnn.engines.cudnn.anatomy import ANCHORS, CONVOLUTIONS, ROW_NORMS, Ana
 from graphdnn.engines.cudnn.rules.pointwise import DECLINED as DECLINED_FUNCTIONS
 from graphdnn.engines.cudnn.rules.pointwise import OPERATIONS, TWO_SIDED, is_smaller
 from graphdnn.engines.cudnn.tables import LEAST_CAPABILITY, VERSIONS
-from graphdnn.ir.graph import Node
+from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
@@ -104,7 +104,7 @@ def element_types(question: Question) -> Decline | None:
     wrong = [v for v in values if v.type.dtype.name not in FLOATS and v not in lengths]
     if wrong:
         first = next((v for v in wrong if not v.type.dtype.is_float), wrong[0])
-        reason = f"{first} is {first.type}; cuDNN takes {', '.join(FLOATS)} here"
+        reason = f"{placed(first, region)} {first.type}; cuDNN takes {', '.join(FLOATS)} here"
         if not first.type.dtype.is_float:
             return Decline(Code.OP, reason)  # a condition or an index means something else as a float
         return Decline(Code.DTYPE, reason, Fix(wide(region), "dtype", first.type.dtype.name, "float16"))
@@ -116,6 +116,16 @@ def element_types(question: Question) -> Decline | None:
             fix = Fix(node.name, "dtype", node.op.dtype, "float32")
             return Decline(Code.DTYPE, f"{node}: what follows is in {node.op.dtype}; cuDNN computes in float32", fix)
     return None
+
+
+def placed(value: Value, region: Region) -> str:
+    """The beginning of a sentence about an input or output, by the node that reads or gives it."""
+    for node in region.nodes:
+        if value in node.results:
+            return f"{node} gives"
+        if value in node.operands:
+            return f"{node}: its {node.op.operand_name(node.operands.index(value))} {value} is"
+    raise AssertionError(f"{value} is no value of {region.pattern}")
 
 
 def wide(region: Region) -> str:
