@@ -18,7 +18,14 @@ H200 = Target.named("h200")
 
 
 @pytest.mark.parametrize(
-    "change", [{"name": "h100"}, {"sm_count": 16}, {"compute_capability": (10, 0)}, {"versions": {"driver": "590.2"}}]
+    "change",
+    [
+        {"name": "h100"},
+        {"sm_count": 16},
+        {"compute_capability": (10, 0)},
+        {"versions": {"driver": "13.1"}},
+        {"versions": {"driver_release": "590.2"}},
+    ],
 )
 def test_machines_that_differ_have_different_environments(change: dict[str, object]) -> None:
     assert environment(replace(H200, **change), "nvrtc") != environment(H200, "nvrtc")  # type: ignore[arg-type]
@@ -55,6 +62,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 )
 def test_a_rule_that_changes_is_noticed(copy: Path, path: str) -> None:
     before, all_before = code_digest("cudnn"), code_digest()
+    here = environment(H200, "cudnn")
     look_anew()
     assert (code_digest("cudnn"), code_digest()) == (before, all_before)
     assert is_as_loaded()
@@ -64,6 +72,7 @@ def test_a_rule_that_changes_is_noticed(copy: Path, path: str) -> None:
     look_anew()
     assert code_digest("cudnn") != before
     assert code_digest() != all_before
+    assert environment(H200, "cudnn") != here
     assert is_as_loaded()
 
 
@@ -80,11 +89,13 @@ def test_a_rule_that_changes_is_noticed(copy: Path, path: str) -> None:
 )
 def test_what_has_no_part_in_it_is_left_out(copy: Path, path: str) -> None:
     before, all_before = code_digest("cudnn"), code_digest()
+    here = environment(H200, "cudnn")
     (copy / path).parent.mkdir(exist_ok=True)
     with open(copy / path, "ab") as file:
         file.write(b"# changed\n")
     look_anew()
     assert code_digest("cudnn") == before
+    assert environment(H200, "cudnn") == here
     assert (code_digest() == all_before) == path.endswith(".pyc")
 
 
