@@ -146,6 +146,12 @@ HARMFUL = {
         (1, 3, 5, 8),
         "conv_transpose %c computes across axis 3 of its x",
     ),
+    "longer windows of a transposed convolution": (
+        lambda g, x: g.conv_transpose(g.constant(np.ones((1, 3, 5, 5), np.float32)), x, stride=4, name="c"),
+        (3, 2, 2, 2),
+        (3, 2, 3, 2),
+        "conv_transpose %c computes across axis 2 of its w",
+    ),
     "sequence joined to the batch": (
         tokens,
         (3, 5, 4),
@@ -153,6 +159,7 @@ HARMFUL = {
         "reshape %reshape joins to the axis before it axis 1",
     ),
     "cut into rows": (lambda g, x: g.reshape(x, (-1, 2), name="r"), (2, 5), (2, 8), "reshape %r"),
+    "cut into halves": (lambda g, x: g.reshape(x, (2, -1), name="r"), (6,), (8,), "reshape %r divides axis 0"),
     "the last": (lambda g, x: g.slice(x, (-1,), (None,), axes=(0,), name="l"), (3, 5), (4, 5), "starts of slice %l"),
     "halves": (lambda g, x: g.add(*g.split(x, 2, axis=0, name="h")), (4, 5), (8, 5), "split %h divides axis 0"),
     "something behind it": (
@@ -213,6 +220,12 @@ HARMFUL = {
         (2, 1, 5, 8),
         (2, 1, 8, 8),
         "attention %a",
+    ),
+    "features of a head": (
+        lambda g, x: g.attention(x, x, x, scale=1.0, name="a"),
+        (2, 1, 5, 4),
+        (2, 1, 5, 8),
+        "attention %a computes across axis 3 of its q",
     ),
     "heads": (lambda g, x: g.attention(x, x, x, name="a"), (2, 1, 5, 8), (2, 2, 5, 8), "attention %a computes across"),
 }
@@ -293,6 +306,17 @@ def test_nothing_is_padded_for_another_mask(build: Callable[..., Value]) -> None
     reason = with_length(build, 5, 8, 5)
     assert reason is not None
     assert "%r computes across axis 1" in reason
+
+
+@pytest.mark.parametrize(("is_other_masked", "is_accepted"), [(True, True), (False, False)])
+def test_a_choice_of_two_ends_where_both_do(is_other_masked: bool, is_accepted: bool) -> None:
+    def build(g: gd.GraphBuilder, x: Value, n: Value) -> Value:
+        b, s, _ = x.type.shape
+        live = g.less(g.reshape(g.iota(s), (1, s, 1)), g.reshape(n, (b, 1, 1)))
+        other = g.select(live, g.exp(x), 0.0) if is_other_masked else g.exp(x)
+        return g.reduce_sum(g.select(g.less(x, 0.5), g.select(live, x, 0.0), other), axes=1, name="r")
+
+    assert (with_length(build, 5, 8, 5) is None) == is_accepted
 
 
 def test_a_length_that_reaches_into_the_padding_is_no_mask() -> None:
