@@ -10,6 +10,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.op import OPS
+from graphdnn.ir.ops.pointwise import Pointwise
 from graphdnn.specialize.proof import prove
 from graphdnn.specialize.rules import RULES, SIZED
 from tests.ir.samples import Sample
@@ -243,6 +244,24 @@ def test_padding_that_changes_a_result_is_refused_by_the_name_of_the_node(name: 
     assert reason is not None
     assert said in reason
     assert "\n" not in reason
+
+
+def test_an_op_that_no_rule_is_known_for_is_never_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(RULES, Pointwise)
+    reason = answer(lambda g, x: g.relu(x, name="r"), (3, 5), (4, 5))
+    assert reason is not None
+    assert "%r" in reason
+    assert "it is not known which elements it computes from which" in reason
+
+
+def test_outputs_of_other_names_are_told() -> None:
+    made = []
+    for rows, name in ((3, "short"), (4, "long")):
+        g = gd.GraphBuilder("case")
+        made.append(g.build({name: g.relu(g.input("x", (rows, 5), gd.float32))}))
+    found = prove(made[0], made[1], {})
+    assert found is not None
+    assert found.reason == "the outputs are ['short'] for the exact shapes and ['long'] for the padded"
 
 
 def test_one_row_and_many_do_not_become_equally_many() -> None:
