@@ -70,7 +70,7 @@ def compile(
     if not isinstance(options, CompileOptions | None):
         raise CompileError(f"compile: options is a {type(options).__name__}; a gd.CompileOptions is needed")
     chosen_options = options or CompileOptions()
-    machine, device = resolve(target, chosen_options)
+    machine, device = resolve("compile", target, chosen_options)
     if lock is None:
         return compile_for(graph, machine, device, chosen_options)
     return compile_locked(graph, machine, device, chosen_options, lock)
@@ -199,11 +199,12 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Device | None]:
-    """The machine that is meant, and the device where it is here.  Raises CompileError for an unknown word."""
+def resolve(who: str, target: str | Target, options: CompileOptions) -> tuple[Target, Device | None]:
+    """The machine that is meant, and the device where it is here.  Raises CompileError for an unknown word, naming the
+    function `who` that was given it."""
     if isinstance(target, Target):
         if target.kind not in BY_KIND:
-            raise CompileError(f"compile: target {target} is of kind {target.kind!r}; {' or '.join(BY_KIND)} is needed")
+            raise CompileError(f"{who}: target {target} is of kind {target.kind!r}; {' or '.join(BY_KIND)} is needed")
         if not target.present:
             return target, None
         device = device_for(target.kind, target.ordinal, options.cache_dir)
@@ -211,7 +212,7 @@ def resolve(target: str | Target, options: CompileOptions) -> tuple[Target, Devi
         kind = ("cuda" if device_present() else "cpu") if target == "auto" else target
         device = device_for(kind, None, options.cache_dir)
     else:
-        raise unknown_target("compile", target)
+        raise unknown_target(who, target)
     return device.target, device
 
 

@@ -58,7 +58,7 @@ def load(path: str | Path, target: str | Target | None = None, *, rebuild: bool 
     """
     file = opened(path_of("load: path", path))
     options = file.options
-    machine, device = resolve(file.wanted if target is None else target, options)
+    machine, device = resolve("load", file.wanted if target is None else target, options)
     why = difference(file.manifest.environment, environment(machine)) if device else f"{machine} is not here"
     if device is not None and not why:
         restored = restore(file, machine, device, options)

@@ -230,6 +230,11 @@ def test_another_device_is_compiled_anew_with_a_warning(exe: gd.Executable, path
     assert same(again(x), exe(x))
 
 
+def test_a_target_that_is_none_is_refused_by_load(exe: gd.Executable, path: Path) -> None:
+    with pytest.raises(gd.CompileError, match=r'^load: target is .gpu.; .* is needed; did you mean "cuda"'):
+        gd.load(path, "gpu")
+
+
 def test_a_described_target_gets_a_report(exe: gd.Executable, path: Path) -> None:
     with pytest.warns(RuntimeWarning, match=r"h200 \(described\) is not here"):
         assert gd.load(path, gd.Target.named("h200")).report.target == "h200 (described)"
