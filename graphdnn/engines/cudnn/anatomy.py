@@ -59,11 +59,12 @@ class Anatomy:
         return tuple(n for n in self.pointwise if n not in self.before)
 
     @cached_property
-    def beside(self) -> tuple[Node, ...]:
-        """Pointwise nodes that neither feed an anchor nor follow from one: they join the epilogue from its side."""
+    def behind(self) -> frozenset[Value]:
+        """What anchors compute, and all that follows from it."""
         graph = self.region.graph
         anchors = sum(1 << graph.position[a] for a in self.anchors)
-        return tuple(n for n in self.after if not graph.ancestors[n] & anchors)
+        follows = (n for n in self.region.nodes if n in self.anchors or graph.ancestors[n] & anchors)
+        return frozenset(v for n in follows for v in n.results)
 
     @cached_property
     def computed(self) -> frozenset[Value]:
@@ -105,7 +106,7 @@ def frames(anatomy: Anatomy) -> Iterator[Frame]:
         yield Rows(first_of_row(first))
     else:
         rank = max((v.type.rank for n in region.nodes for v in n.results), default=0)
-        yield Matrix() if rank < 4 else Spatial(rank)
+        yield Matrix(rows=True) if rank < 4 else Spatial(rank)
 
 
 def long_axes(norm: Node) -> Ints:

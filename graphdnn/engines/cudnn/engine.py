@@ -25,10 +25,9 @@ from graphdnn.engines.cudnn.kept import (
     spell_plan,
     spell_proposals,
 )
-from graphdnn.engines.cudnn.limits import ieee_float32
+from graphdnn.engines.cudnn.limits import ieee_float32, joins_beside
 from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposal, proposals, rebuild
-from graphdnn.engines.cudnn.rules.pointwise import joins_two
 from graphdnn.engines.cudnn.support import objection
 from graphdnn.engines.cudnn.tables import (
     CUTTING,
@@ -253,13 +252,13 @@ def trusted(
     """Those of the plans that compute the region rightly and as exactly as asked; a decline where none does."""
     kind = engine_class(anatomy)
     labels = frozenset(node.op.label for node in anatomy.region.nodes)
-    joins_beside = any(joins_two(anatomy.region, n) for n in anatomy.beside)
+    beside = any(joins_beside(anatomy, n) for n in anatomy.after)
     in_float32 = any(a.operands[0].type.dtype.name == "float32" for a in anatomy.anchors)
 
     def is_right(name: PlanName) -> bool:
         engine = kind, name.engine
         cuts = in_float32 and not CUTTING.get(engine, frozenset()).isdisjoint(name.knobs)
-        misplaces = joins_beside and engine in MISPLACING
+        misplaces = beside and engine in MISPLACING
         return not cuts and not misplaces and labels.isdisjoint(WRONG.get(engine, frozenset()))
 
     right = [p for p in found if is_right(p.name)]

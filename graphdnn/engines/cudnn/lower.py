@@ -77,7 +77,7 @@ class Emit:
     bindings: list[tuple[int, int]] = field(default_factory=list)
     told: dict[Value, Description] = field(default_factory=dict)
     """Descriptions of results that are not the frame's, set by rules."""
-    _inputs: dict[tuple[Value, Description, int, bool], Handle] = field(default_factory=dict)
+    _inputs: dict[tuple[Value, Description, int], Handle] = field(default_factory=dict)
     _uids: int = 0
 
     def uid(self) -> int:
@@ -92,14 +92,12 @@ class Emit:
         """The tensor of an operand: of one computed here as it is, of an input told as `description`.
 
         An input that stands in two places of a node has a tensor for each: cuDNN's attention reads a misaligned address
-        where k and v are one tensor, its layer norm has no address for a bias that is the scale.  One that a product
-        reads, and work behind it too, has a tensor for each: behind a padded convolution cuDNN reads that one where
-        the window begins instead of where the result is, one row and column of padding away.
+        where k and v are one tensor, its layer norm has no address for a bias that is the scale.
         """
         value = node.operands[index]
         if value in self.handles:
             return self.handles[value]
-        key = (value, description, node.operands[:index].count(value), self.feeds_a_product(node))
+        key = (value, description, node.operands[:index].count(value))
         if key not in self._inputs:
             uid = self.uid()
             self._inputs[key] = self.graph.tensor(
@@ -111,12 +109,6 @@ class Emit:
             )
             self.bindings.append((uid, self.region.inputs.index(value)))
         return self._inputs[key]
-
-    def feeds_a_product(self, node: Node) -> bool:
-        """Whether a product is what the node computes, or works on what it computes."""
-        graph = self.region.graph
-        products = [n for n in self.region.nodes if isinstance(n.op, PRODUCTS)]
-        return any(n is node or graph.ancestors[n] >> graph.position[node] & 1 for n in products)
 
     def whole(self, node: Node, index: int) -> Handle:
         """The tensor of an operand that has the frame's axes itself."""

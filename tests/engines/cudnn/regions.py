@@ -155,6 +155,20 @@ def beside() -> dict[str, Region]:
     def image(dtype: DType, side: Callable[[gd.GraphBuilder, Value], Value]) -> Region:
         return convolution(dtype=dtype, finish=lambda g, y: g.mul(y, side(g, whole_input(g, y))))
 
+    def upsampled() -> Region:
+        g = gd.GraphBuilder("upsampled")
+        x = g.input("x", (2, 16, 6, 5), gd.float16, strides=channels_last((2, 16, 6, 5)))
+        w = g.input("w", (16, 8, 3, 3), gd.float16, strides=channels_last((16, 8, 3, 3)))
+        y = g.conv_transpose(x, w, stride=2, padding=1, output_padding=1)
+        return closed(g, g.mul(y, g.mul(whole_input(g, y), 0.5)))
+
+    def gradient(first: bool) -> Region:
+        def finish(g: gd.GraphBuilder, y: Value) -> Value:
+            z = whole_input(g, y)
+            return g.tanh_backward(y, z) if first else g.tanh_backward(z, y)
+
+        return convolution(finish=finish)
+
     def whole_input(g: gd.GraphBuilder, y: Value) -> Value:
         strides = channels_last(y.type.shape) if y.type.rank == 4 else None
         return g.input("z", y.type.shape, y.type.dtype, strides=strides)
@@ -170,6 +184,9 @@ def beside() -> dict[str, Region]:
         "conv, half of another input": image(gd.float16, lambda g, z: g.mul(z, 0.5)),
         "conv, square of another input": image(gd.bfloat16, lambda g, z: g.square(z)),
         "conv, sigmoid of another input, float32": image(gd.float32, lambda g, z: g.sigmoid(z)),
+        "transposed conv, half of another input": upsampled(),
+        "conv, gradient at another input": gradient(first=True),
+        "conv, gradient of another input": gradient(first=False),
         "conv, cast and relu": convolution(finish=again),
         "matmul, cast and relu": product(finish=again),
         "conv, casts of what is needed again": convolution(finish=twice_wide),

@@ -227,6 +227,9 @@ is not listed."""
 SINGLE = frozenset({"silu", "swish", "leaky_relu"})
 """Functions of COMPOSED that are one operation of one tensor."""
 
+SQUARING = frozenset({"tanh_backward", "softplus_backward", "elu_backward"})
+"""Gradients of which some operation joins the second operand with itself or with a number."""
+
 BRANCHING = frozenset({"hard_swish", "elu", *(f for f in (*MODE, *COMPOSED) if f.endswith("_backward"))})
 """Functions that read a tensor twice in some form, and gradients, on which cuDNN's norms fail."""
 
@@ -299,14 +302,6 @@ def copy(emit: Emit, node: Node) -> Handle:
 def is_needed_again(region: Region, value: Value) -> bool:
     """Whether several places of a region read a value, or one does and it leaves the region too."""
     return sum(node.operands.count(value) for node in region.nodes) + (value in region.outputs) > 1
-
-
-def joins_two(region: Region, node: Node) -> bool:
-    """Whether some operation that a pointwise node becomes reads two tensors, of which one may be a number."""
-    assert isinstance(node.op, Elementwise)
-    if len(node.operands) > 1 or (node.op.function in COMPOSED and node.op.function not in SINGLE):
-        return True
-    return node.op.function == "identity" and is_needed_again(region, node.operands[0])
 
 
 @rule(Select)
