@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import graphdnn as gd
+from graphdnn.engines.manifest import MANIFEST
 from graphdnn.spelling import nearest
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -27,7 +28,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"disabled_passes": ("fold", 1)}, "entry 1 of disabled_passes is 1; text is needed"),
     ({"disabled_passes": ("fuze",)}, "disabled_passes is ('fuze',): 'fuze' is not one of canonicalize, "),
     ({"disabled_engines": ("cuDN",)}, "did you mean 'cudnn'?"),
-    ({"disabled_plans": ("cudn:eng8",)}, "'cudn' is not one of cudnn, cublaslt, nvrtc, reference; did you mean 'cudnn"),
+    ({"disabled_plans": ("cudn:eng8",)}, f"'cudn' is not one of {', '.join(MANIFEST)}; did you mean 'cudnn"),
 ]
 
 
