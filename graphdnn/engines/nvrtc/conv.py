@@ -43,7 +43,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
     product = product_of(parts)
     parameter = parameter_names(region)
     batch, _, *places = parts.anchor.result.type.shape
-    names = [f"i{axis}" for axis in range(2 + len(places))]
+    names = [f"at{axis}" for axis in range(2 + len(places))]
 
     def reads(tiling: Tiling) -> tuple[Read, Read]:
         return operand_reads(parts, product, tiling)
@@ -68,7 +68,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
         names=names,
         axis=1,
         rows=split_index("m", (batch, *places), [names[0], *names[2:]], "Index"),
-        columns=["const Index i1 = group * N + n;"],
+        columns=["const Index at1 = group * N + n;"],
         reach=2 * max(x.type.extent, w.type.extent),
         grouped=product.batch[0] > 1,
     )

@@ -151,4 +151,4 @@ class Demand:
             return False
         strides = strides_at((1,), (Run(run.axes),), self.extents)
         bound = Bound(strides, first if first > 0 else None, last if last < count else None)
-        return self.bounds.setdefault(bound, f"b{len(self.bounds)}")
+        return self.bounds.setdefault(bound, f"inside{len(self.bounds)}")

@@ -236,7 +236,7 @@ def source(region: Region, parts: Anchored, strips: Strips) -> str:
     x_n, _, x_h, x_w = x.type.layout
     w_c, _, w_h, w_w = w.type.layout
     vectors = all(s % strips.channels == 0 for s in (x_n, x_h, x_w))
-    names = ["i0", "i1", "i2", "i3"]
+    names = ["at0", "at1", "at2", "at3"]
     parameter = parameter_names(region)
     return "\n".join(
         (
@@ -257,8 +257,8 @@ def source(region: Region, parts: Anchored, strips: Strips) -> str:
             epilogue.condition(1, strips.channels),
             f'_Pragma("unroll") for (int u = 0; u < {strips.rows}; ++u) {{',
             f'_Pragma("unroll") for (int t = 0; t < {strips.columns}; ++t) {{',
-            "const Index i2 = first_h + u, i3 = first_w + t;",
-            "if (i2 < OH && i3 < OW) {",
+            "const Index at2 = first_h + u, at3 = first_w + t;",
+            "if (at2 < OH && at3 < OW) {",
             f"const bool whole = true;\nconst int count = {strips.channels};",
             *epilogue.text(names, 1, strips.channels),
             "}\n}\n}\n}\n",

@@ -110,7 +110,7 @@ def epilogue_of(region: Region, parts: Anchored, result: str, sums: int, most: i
         covered = {axis for run in places[value] for axis in run.axes}
         missing = [axis for axis, n in enumerate(shape) if n > 1 and axis not in covered]
         access = Access(parameter[value], value, strides_at(value.type.layout, places[value], shape))
-        stores.append(Store(access, expression, " && ".join(f"i{axis} == 0" for axis in missing)))
+        stores.append(Store(access, expression, " && ".join(f"at{axis} == 0" for axis in missing)))
     return Epilogue(loads, tuple(lines), tuple(stores), function)
 
 

@@ -37,7 +37,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
     operands = parts.anchor.operands
     walked = walks(parts, product)
     parameter = parameter_names(region)
-    names = [f"i{axis}" for axis in range(len(product.batch) + 2)]
+    names = [f"at{axis}" for axis in range(len(product.batch) + 2)]
     *batch, row, column = names
 
     def reads(tiling: Tiling) -> tuple[Read, Read]:

@@ -238,7 +238,7 @@ def turned_text(p: Piece, size: int) -> list[str]:
     job, tile, source = p.job, p.tile, p.job.source
     assert tile is not None
     assert source is not None
-    names = [f"i{axis}" for axis in range(len(job.extents))]
+    names = [f"at{axis}" for axis in range(len(job.extents))]
     places = {tile.s: "s0", tile.d: "d0"}
     at = [places.get(axis, name) for axis, name in enumerate(names)]
     shape = (tile.extent_s, tile.extent_d, tile.pitch, tile.width_in, tile.width_out)
@@ -247,7 +247,7 @@ def turned_text(p: Piece, size: int) -> list[str]:
     wide_out = f"aligned({tile.width_out * size}, p{job.target.parameter})"
     return [
         *split_index("block", tile_counts(job, tile), names, p.index),
-        f"const {p.index} s0 = i{tile.s} * {tile.extent_s}, d0 = i{tile.d} * {tile.extent_d};",
+        f"const {p.index} s0 = at{tile.s} * {tile.extent_s}, d0 = at{tile.d} * {tile.extent_d};",
         f"const E* in = {based(source)} + ({offset_terms(source.strides, at)});",
         f"E* out = {based(job.target)} + ({offset_terms(job.target.strides, at)});",
         f"const int columns = at_most({tile.extent_s}, {job.extents[tile.s]} - s0);",
@@ -263,7 +263,7 @@ def packed_text(p: Piece, packing: Packing, size: int) -> list[str]:
     assert source is not None
     counts = groups_of(job, packing)
     total, row, pixels = prod(counts), len(counts) - 1, packing.pixels
-    names = [f"i{axis}" for axis in range(len(counts))]
+    names = [f"at{axis}" for axis in range(len(counts))]
     extent = job.extents[-2] if len(job.extents) > 1 else 1
     at = [*names[:row], "s0"]
     from_steps, to_steps = (side.strides[:-1] or (0,) for side in (source, job.target))
@@ -271,7 +271,7 @@ def packed_text(p: Piece, packing: Packing, size: int) -> list[str]:
     loop = f"#pragma unroll\nfor (int r = 0; r < {p.repeat}; ++r) {{\nconst {kind} wanted = base + r * {BLOCK};"
     where = [
         *split_index("group", counts, names, kind),
-        f"const {kind} s0 = i{row} * {pixels};",
+        f"const {kind} s0 = at{row} * {pixels};",
         f"const int count = {left};",
     ]
     shape = f"E, {pixels}, {packing.written}"
@@ -350,7 +350,7 @@ def walked_text(p: Piece, size: int) -> list[str]:
 def indices(p: Piece, groups: int) -> list[str]:
     """Index variables of a group's first element, and how much of the group there is."""
     job, kind = p.job, p.index
-    names = [f"i{axis}" for axis in range(len(job.extents))]
+    names = [f"at{axis}" for axis in range(len(job.extents))]
     last = names[-1]
     extents = (*job.extents[:-1], job.extents[-1] // p.width if len(names) > 1 else groups)
     lines = split_index("group", extents, [*names[:-1], f"{last}_g"], kind)
@@ -367,20 +367,20 @@ def skipped(p: Piece) -> list[str]:
     around = p.job.around
     if around is None:
         return []
-    return [f"if (i{around.axis} >= start && i{around.axis} < start + {around.extent}) continue;"]
+    return [f"if (at{around.axis} >= start && at{around.axis} < start + {around.extent}) continue;"]
 
 
 def loaded(p: Piece) -> list[str]:
     """Fills `held[r]`."""
     job, width, kind = p.job, p.width, p.index
-    names = [f"i{axis}" for axis in range(len(job.extents))]
+    names = [f"at{axis}" for axis in range(len(job.extents))]
     if job.counts:
         each = f"held[r].at[j] = (E)({names[-1]} + j);"
         return [f'_Pragma("unroll") for (int j = 0; j < {width}; ++j) {each}']
     if job.source is None:
         return [f"held[r] = splat<E, {width}>((E){job.bits}ull);"]
     if job.reshaped is not None:
-        rest = [f"f{axis}" for axis in range(len(job.reshaped))]
+        rest = [f"flat{axis}" for axis in range(len(job.reshaped))]
         # `group` runs through the result in its row-major order, which is the source's too
         return [
             *split_index("group", job.reshaped, rest, kind),
@@ -410,7 +410,7 @@ def loaded(p: Piece) -> list[str]:
 def stored(p: Piece) -> list[str]:
     """Writes `held[r]`."""
     job, width = p.job, p.width
-    at = offset_terms(job.target.strides, [f"i{axis}" for axis in range(len(job.extents))])
+    at = offset_terms(job.target.strides, [f"at{axis}" for axis in range(len(job.extents))])
     if width == 1:
         return [f"out[{at}] = held[r].at[0];"]
     single = f'_Pragma("unroll") for (int j = 0; j < {width}; ++j) if (j < count) out[{at} + j] = held[r].at[j];'

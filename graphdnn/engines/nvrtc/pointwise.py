@@ -151,7 +151,7 @@ def plan_walk(region: Region, target: Target) -> Walk:
         for a, moved in zip(located, walked, strict=True)
     ]
     loads = dict(zip(demand.loads.values(), accesses, strict=False))
-    firsts = [[f"i{axis} == 0" for axis, m in enumerate(mask) if m] for mask in masked]
+    firsts = [[f"at{axis} == 0" for axis, m in enumerate(mask) if m] for mask in masked]
     stores = tuple(
         Store(access, result, " && ".join((*only, *([access.when] if access.when else []))))
         for access, result, only in zip(accesses[len(loads) :], found.results, firsts, strict=True)
@@ -303,7 +303,7 @@ def source(region: Region, target: Target) -> str:
     index = "int" if fits else "i64"
     width, extents = walk.width, walk.space.extents
     axis = len(extents) - 1
-    names = [f"i{a}" for a in range(len(extents))]
+    names = [f"at{a}" for a in range(len(extents))]
     steps = (*extents[:-1], extents[-1] // width if axis else count)
     tail = walk.space.size % width
     place = [

@@ -139,9 +139,9 @@ def source(region: Region, parts: Anchored, op: Pool, axis: int, width: int) -> 
     reach = [a.value.type.extent for a in prologue_of(region, parts).loads.values()]
     fits = epilogue.fits_int and max(*reach, x.size, y.size + BLOCK * width) <= LARGEST_INT
     index = "int" if fits else "i64"
-    names = [f"i{a}" for a in range(y.rank)]
+    names = [f"at{a}" for a in range(y.rank)]
     order = walk_order(y)
-    walked = [f"i{a}" if a != axis or width == 1 else "vector_index" for a in order]
+    walked = [f"at{a}" if a != axis or width == 1 else "vector_index" for a in order]
     extents = [y.shape[a] // (width if a == axis else 1) for a in order]
     groups = y.size // width
     return "\n".join(
@@ -151,7 +151,7 @@ def source(region: Region, parts: Anchored, op: Pool, axis: int, width: int) -> 
             f"const {index} group = ({index})blockIdx.x * {BLOCK} + threadIdx.x;",
             f"if (group >= {groups}) return;",
             *split_index("group", extents, walked, index),
-            *([f"const {index} i{axis} = vector_index * {width};"] if width > 1 else []),
+            *([f"const {index} at{axis} = vector_index * {width};"] if width > 1 else []),
             *([f"const bool whole = true; const int count = {width};"] if width > 1 else []),
             epilogue.condition(axis, width),
             *window(region, parts, op, names, index, (axis, width)),

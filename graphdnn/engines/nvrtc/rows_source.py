@@ -209,7 +209,7 @@ class Writer:
         if term.is_load:
             return self.load_row(term)
         if term.fold:
-            total = f"f{number}[j]" if across else f"f{number}"
+            total = f"fold{number}[j]" if across else f"fold{number}"
             if term.fold == "mean":
                 total = f"{total} / ({register(accumulator(term))}){self.program.length}"
             body = [f"const {register(term.dtype)} v{number} = ({register(term.dtype)})({total});"]
@@ -261,9 +261,12 @@ class Writer:
             return lines
         number, layout = self.ids[fold], self.layout
         if not layout.across:
-            return [*lines, f"if (member == 0 && live) w{number}[(i64)row * {layout.splits} + blockIdx.y] = f{number};"]
+            return [
+                *lines,
+                f"if (member == 0 && live) w{number}[(i64)row * {layout.splits} + blockIdx.y] = fold{number};",
+            ]
         place = f"((i64)blockIdx.y * {layout.row_vectors} + row) * {layout.width} + j"
-        copy = f"for (int j = 0; j < {layout.width}; ++j) w{number}[{place}] = f{number}[j];"
+        copy = f"for (int j = 0; j < {layout.width}; ++j) w{number}[{place}] = fold{number}[j];"
         return [*lines, f"if (member == 0 && live) {{ {UNROLL_INLINE} {copy} }}"]
 
     def read_back(self, fold: Term) -> list[str]:
@@ -272,12 +275,12 @@ class Writer:
         each = f"for (int s = member; s < {layout.splits}; s += {layout.members})"
         if not layout.across:
             entry = f"w{number}[(i64)row * {layout.splits} + s]"
-            body = f"{each} f{number} = {kind}::of(f{number}, {entry});"
+            body = f"{each} fold{number} = {kind}::of(fold{number}, {entry});"
         else:
             entry = f"w{number}[((i64)s * {layout.row_vectors} + row) * {layout.width} + j]"
             body = (
                 f"{each} {{ {UNROLL_INLINE} for (int j = 0; j < {layout.width}; ++j) "
-                f"f{number}[j] = {kind}::of(f{number}[j], {entry}); }}"
+                f"fold{number}[j] = {kind}::of(fold{number}[j], {entry}); }}"
             )
         return [self.begin(fold), body, *self.fold_members(fold)]
 
@@ -285,19 +288,19 @@ class Writer:
         """Declares a thread's share of a fold."""
         number, dtype = self.ids[fold], register(accumulator(fold))
         if not self.layout.across:
-            return f"{dtype} f{number} = {neutral(fold)};"
-        lanes = f"for (int j = 0; j < {self.layout.width}; ++j) f{number}[j] = {neutral(fold)};"
-        return f"{dtype} f{number}[{self.layout.width}]; {UNROLL_INLINE} {lanes}"
+            return f"{dtype} fold{number} = {neutral(fold)};"
+        lanes = f"for (int j = 0; j < {self.layout.width}; ++j) fold{number}[j] = {neutral(fold)};"
+        return f"{dtype} fold{number}[{self.layout.width}]; {UNROLL_INLINE} {lanes}"
 
     def fold_members(self, fold: Term) -> list[str]:
         number, layout, kind = self.ids[fold], self.layout, FOLDS[fold.fold]
         if layout.members == 1:
             return []
         if layout.across:
-            return [f"fold_stack<{kind}, {layout.lanes}, {layout.members}>(f{number});"]
+            return [f"fold_stack<{kind}, {layout.lanes}, {layout.members}>(fold{number});"]
         if layout.members <= 32:
-            return [f"f{number} = fold_warp<{kind}, {layout.members}>(f{number});"]
-        return [f"f{number} = fold_block<{number}, {kind}, {layout.members // 32}>(f{number});"]
+            return [f"fold{number} = fold_warp<{kind}, {layout.members}>(fold{number});"]
+        return [f"fold{number} = fold_block<{number}, {kind}, {layout.members // 32}>(fold{number});"]
 
     # --- the walk over a row -------------------------------------------------------------------------------------
 
@@ -406,10 +409,10 @@ class Writer:
         for fold in work.folds:
             number, kind = self.ids[fold], FOLDS[fold.fold]
             if across:
-                body = f"f{number}[j] = {kind}::of(f{number}[j], t{number}[j]);"
+                body = f"fold{number}[j] = {kind}::of(fold{number}[j], t{number}[j]);"
                 lines.append(f"{UNROLL}\nfor (int j = 0; j < {width}; ++j) {body}")
             else:
-                lines.append(f"f{number} = {kind}::of(f{number}, fold_vector<{kind}>(t{number}));")
+                lines.append(f"fold{number} = {kind}::of(fold{number}, fold_vector<{kind}>(t{number}));")
         return [*lines, *(self.store(o) for o in stores)]
 
     def store(self, output: Output) -> str:

@@ -172,7 +172,7 @@ def each_sum(epilogue: Epilogue, work: Contraction, tiling: Tiling) -> list[str]
     """Statements that take a thread's sums through the epilogue, in groups of neighbours along n."""
     width = tiling.width
     # Where a block may begin anywhere, vectors start at multiples of their width all the same.
-    uneven = f" && i{work.axis} % {width} == 0" if work.grouped and work.product.n % width else ""
+    uneven = f" && at{work.axis} % {width} == 0" if work.grouped and work.product.n % width else ""
     return [
         epilogue.condition(work.axis, width),
         f'_Pragma("unroll") for (int i = 0; i < {tiling.thread[0]}; ++i) {{',

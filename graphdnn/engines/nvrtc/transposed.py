@@ -122,7 +122,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
     product = product_of(parts)
     groups = transposed_op(parts).groups
     batch, _, *places = parts.anchor.result.type.shape
-    names = [f"i{axis}" for axis in range(2 + len(places))]
+    names = [f"at{axis}" for axis in range(2 + len(places))]
     parameter = parameter_names(region)
 
     def reads(tiling: Tiling) -> tuple[Read, Read]:
@@ -158,7 +158,7 @@ def contraction(region: Region, parts: Anchored) -> Contraction:
         names=names,
         axis=1,
         rows=rows(names),
-        columns=["const Index i1 = group * N + n;"],
+        columns=["const Index at1 = group * N + n;"],
         reach=2 * max(x.type.extent, w.type.extent),
         grouped=groups > 1,
     )

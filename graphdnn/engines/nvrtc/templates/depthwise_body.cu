@@ -3,10 +3,10 @@
     const int lane = threadIdx.x % LANES;
     const int strip = blockIdx.x / CHUNKS * STRIPS_A_BLOCK + threadIdx.x / LANES;
     keep_filters(filters, w, chunk * LANES * VC);
-    const Index i1 = (chunk * LANES + lane) * VC;
-    if (i1 >= C || strip >= STRIPS) return;
+    const Index at1 = (chunk * LANES + lane) * VC;
+    if (at1 >= C || strip >= STRIPS) return;
     const int first_w = strip % STRIPS_A_ROW * TW, first_h = strip / STRIPS_A_ROW % STRIPS_A_COLUMN * TH;
-    const Index i0 = strip / (STRIPS_A_ROW * STRIPS_A_COLUMN);
+    const Index at0 = strip / (STRIPS_A_ROW * STRIPS_A_COLUMN);
     const bool wide_x = VECTORS && aligned(VC * (int)sizeof(TA) < 16 ? VC * (int)sizeof(TA) : 16, x);
     Acc sum[TH][TW][VC];
     _Pragma("unroll") for (int u = 0; u < TH; ++u) {
@@ -14,7 +14,7 @@
             _Pragma("unroll") for (int j = 0; j < VC; ++j) sum[u][t][j] = (Acc)0;
         }
     }
-    const TA* image = x + i0 * X_N + i1;
+    const TA* image = x + at0 * X_N + at1;
     const int from = first_w * STEP_W - PAD_W;
     _Pragma("unroll 1") for (int i = 0; i < ROWS; ++i) {
         const int h = first_h * STEP_H - PAD_H + i * (TH == 1 ? DILATE_H : 1);
