@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from graphdnn.engines.records import Found, TuningRecords
 from graphdnn.engines.trial import Limits, Tried
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
+from tests.engines.shelf import Shelf
 
 
 class Memory:
@@ -31,9 +33,9 @@ class Memory:
         self.content = None
 
 
-def region() -> Region:
+def region(width: int = 3) -> Region:
     g = gd.GraphBuilder("g")
-    graph = g.build({"y": g.relu(g.input("x", (2, 3), gd.float32))})
+    graph = g.build({"y": g.relu(g.input("x", (2, width), gd.float32))})
     return Region.of(graph, list(graph.nodes))
 
 
@@ -53,6 +55,45 @@ def kept() -> tuple[TuningRecords, Memory, Region, Found]:
 def test_an_entry_comes_back_as_it_was() -> None:
     records, _, one, found = kept()
     assert records.recall(one, ["one"]) == found
+
+
+HERE = replace(Target.named("h200"), versions={"cudnn": "9.19.0", "driver": "13.0", "driver_release": "580.95.05"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": {"name": "h100"}},
+        {"target": {"sm_count": 16}},
+        {"target": {"compute_capability": (10, 0)}},
+        *({"target": {"versions": {**HERE.versions, name: "0"}}} for name in HERE.versions),
+        {"policy": {"precision": "tf32"}},
+        {"policy": {"deterministic": True}},
+        {"policy": {"workspace_limit": 0}},
+        {"limits": {"disabled": ("one:a",)}},
+        {"limits": {"scratch": 100}},
+        {"tuning_memory": 1 << 20},
+        {"width": 4},
+    ],
+    ids=str,
+)
+def test_what_was_found_elsewhere_or_otherwise_is_not_recalled(change: dict[str, Any]) -> None:
+    shelf = Shelf()
+
+    def records(target: Any = (), policy: Any = (), limits: Any = (), tuning_memory: int | None = None) -> Any:
+        machine = replace(HERE, **dict(target))
+        return TuningRecords(shelf, machine, Policy(**dict(policy)), Limits(**dict(limits)), tuning_memory)
+
+    other = {name: value for name, value in change.items() if name != "width"}
+    _, _, one, found = kept()
+    records().keep(one, found)
+    records().keep_whole("graph", ["one"], {"plain": 5.0})
+    assert records({"ordinal": 3}).recall(one, ["one"]) == found
+    assert records(**other).recall(region(change.get("width", 3)), ["one"]) is None
+    assert records().recall(one, ["one", "other"]) is None
+    assert records().recall_whole("graph", ["one"]) == {"plain": 5.0}
+    assert records().recall_whole("another", ["one"]) is None
+    assert (records(**other).recall_whole("graph", ["one"]) is None) == bool(other)
 
 
 @pytest.mark.parametrize(
