@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -87,9 +88,10 @@ class Selector:
         offered = self.support.offered(engine, region)
         if answer.code is not Code.OPTION or offered is None:
             return None
-        tried = [t.candidate for t in self.tried(engine, region)]
+        tried = self.tried(engine, region)
         if tried:
-            return min((c.workspace_bytes for c in tried if not limits.bars(c)), default=None)
+            needs = (t.candidate for t in tried if t.verdict == "excluded")
+            return min((c.workspace_bytes for c in needs if not limits.bars(c)), default=None)
         return None if limits.excludes(0, offered.deterministic) else offered.workspace_bytes
 
     def cheapest(self, region: Region) -> float | None:
@@ -123,6 +125,13 @@ class Selector:
         if self.timed.of(region) is not None:
             return self.estimate(engine, region)
         return max(floor_us(region, self.target, self.policy.precision), self.estimate(engine, region) / TRUST)
+
+    def fastest(self, region: Region) -> str | None:
+        """Of the engines that take the region the one with the fastest right plan, the earlier one among equals; None
+        where none of them was timed."""
+        outcome, answers = self.timed.of(region), self.support.answers(region)
+        best = {} if outcome is None else {e: t for e, t in outcome.best.items() if isinstance(answers[e], Support)}
+        return min(best, key=lambda e: best[e].measured_us or math.inf, default=None)
 
     def tried(self, engine_name: str, region: Region) -> tuple[Tried, ...]:
         """The concrete plans of an engine for a region and what became of them; none where none was asked for."""

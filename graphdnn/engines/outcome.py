@@ -24,10 +24,6 @@ class Outcome:
     refused: dict[str, Decline] = field(default_factory=dict)
     note: str = ""
 
-    def fastest(self) -> str | None:
-        """The engine with the fastest right plan, the earlier one among equals."""
-        return min(self.best, key=lambda e: self.best[e].measured_us or math.inf, default=None)
-
     def allow(self, limits: Limits) -> None:
         """Weighs the plans by other limits; the fastest of those within them is the best now."""
         for engine, entries in self.tried.items():
@@ -86,11 +82,6 @@ class Outcomes:
         outcome = self.of(region)
         best = outcome.best.get(engine) if outcome else None
         return best.measured_us if best else None
-
-    def fastest(self, region: Region) -> str | None:
-        """The engine with the fastest right plan; None where nothing was timed."""
-        outcome = self.of(region)
-        return outcome.fastest() if outcome else None
 
     def allow(self, limits: Limits) -> list[tuple[str, dict[str, Decline]]]:
         """Weighs every plan by other limits; gives the refusals that this leads to, by structure and engine."""

@@ -288,13 +288,16 @@ def host_trial(plan: HostPlan, candidate: Candidate, device: Device) -> int | De
 
 
 def refusal_of(engine: str, tried: Sequence[Tried], limits: Limits) -> Decline:
-    """Why none of an engine's plans is usable, from what became of each."""
+    """Why none of an engine's plans is usable, from what became of each.
+
+    Where an option rules one out the code is `OPTION`, whatever became of the others: without it there is a plan.
+    """
     reasons = "; ".join(dict.fromkeys(f"{t.candidate.name}: {t.reason}" for t in tried)) or "it proposed none"
-    verdicts = {t.verdict for t in tried}
+    excluded = [t.candidate for t in tried if t.verdict == "excluded"]
     code, fix = Code.BUILD, None
-    if verdicts == {"excluded"}:
-        code, fix = Code.OPTION, enabling([t.candidate for t in tried], limits)
-    elif "wrong" in verdicts:
+    if excluded:
+        code, fix = Code.OPTION, enabling(excluded, limits)
+    elif any(t.verdict == "wrong" for t in tried):
         code = Code.NUMBERS
     elif any(t.is_transient for t in tried):
         code = Code.TRANSIENT

@@ -261,7 +261,7 @@ def tuned_cover(cover: Cover, selector: Selector, price: Price) -> Cover | None:
     selector.tune([o.region for o in cover.picks])
     picks: list[Offer] = []
     for offer in cover.picks:
-        region, engine = offer.region, selector.timed.fastest(offer.region) or engine_of(offer)
+        region, engine = offer.region, selector.fastest(offer.region) or engine_of(offer)
         if not isinstance(selector.support.answers(region)[engine], Support):
             return None
         us = selector.timed.measured_us(engine, region)

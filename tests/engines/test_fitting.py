@@ -282,3 +282,46 @@ def test_numbers_are_the_same_within_less_memory() -> None:
     assert least < free.report.arena_bytes
     tight = gd.compile(graph, "cpu", gd.CompileOptions(memory_limit=least))
     np.testing.assert_allclose(tight(inputs)["y"], free(inputs)["y"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("selection", "other"),
+    [
+        ("heuristic", Act(fails="build")),
+        ("heuristic", Act(fails="run")),
+        ("autotune", Act(fails="build")),
+        ("autotune", Act(1, factor=2)),
+        ("measure", Act(fails="run")),
+        ("measure", Act(1, factor=2)),
+    ],
+)
+def test_what_a_limit_and_a_failure_rule_out_together_is_had_again_without_the_limit(
+    selection: str, other: Act, clock: Clock, with_engines: Any
+) -> None:
+    """An engine that does not say what its plans take, of which one needs scratch and the other is of no use.
+
+    A search for less memory tries no scratch on one way and then any on the next, where the engine stayed declined and
+    had the fastest plan at the same time, so that the cover was chosen anew without end.
+    """
+    acts = {"fast": Act(1, workspace=1000), "useless": other}
+    first = Modest("first", acts, clock, 5.0, ("softmax", "layer_norm"), says=False)
+    with_engines(first, Scripted("slow", {"s": Act(50)}, clock, 50.0, ("softmax", "layer_norm")))
+    graph = chain("softmax", "layer_norm", "softmax")
+    assert need(graph, "cpu", 0, selection=selection) == 8192
+    report = compiled(graph, "cpu", 8192, selection=selection)
+    assert {r.engine for r in report.regions} == {"slow"}
+    for entry in (c for c in report.candidates if c.engine == "first" and c.plans):
+        assert (entry.verdict, entry.code) == ("excluded", "option")
+        assert entry.fix is not None
+        assert (entry.fix.attribute, entry.fix.before) == ("memory_limit", "8192")
+    assert {r.engine for r in compiled(graph, "cpu", 9216, selection=selection).regions} == {"first"}
+
+
+def test_the_least_scratch_is_not_that_of_a_plan_that_fails(clock: Clock, with_engines: Any) -> None:
+    acts = {"fails": Act(fails="build"), "needy": Act(workspace=700), "needier": Act(workspace=900)}
+    with_engines(Modest("one", acts, clock, takes=("softmax",), says=False))
+    with pytest.raises(
+        gd.CompileError,
+        match=r"change workspace_limit of options from 5 to 700; every node has a plan from workspace_limit=700 on",
+    ):
+        compiled(chain("softmax"), "cpu", None, workspace_limit=5)

@@ -128,7 +128,7 @@ def test_a_limit_excludes_what_the_list_says_and_the_report_names_bytes_and_time
         taken = said[chosen(report)]
         assert taken.measured_us == pytest.approx(min(p.us for p in right if p.us is not None))
         assert taken.workspace_bytes <= limit
-        asked = {e.engine for e in report.candidates if e.verdict != "excluded"}
+        asked = {e.engine for e in report.candidates if e.verdict != "excluded" or e.plans}
         for plan in (p for p in looked_at if p.engine in asked):
             told, is_over = said[place(plan)], plan.workspace > limit
             if "not timed: estimated" in told.reason:
@@ -140,8 +140,13 @@ def test_a_limit_excludes_what_the_list_says_and_the_report_names_bytes_and_time
                 assert f"{plan.engine} {plan.name}" not in machine.built
         for entry in (e for e in report.candidates if e.verdict == "excluded"):
             needs = [p.workspace for p in recording.plans if p.engine == entry.engine]
-            assert min(n for n in needs if n is not None) > limit
-            assert f"needs {min(n for n in needs if n is not None)} bytes of scratch" in entry.reason
+            if entry.plans:  # each was ruled out, or is of no use
+                assert {p.verdict for p in entry.plans} <= {"excluded", "failed", "wrong"}
+                needs = [p.workspace_bytes for p in entry.plans if p.verdict == "excluded"]
+            assert min(needs) > limit
+            assert f"needs {min(needs)} bytes of scratch" in entry.reason
+            assert entry.fix is not None
+            assert (entry.fix.attribute, entry.fix.after) == ("workspace_limit", str(min(needs)))
             assert entry.estimated_us is not None
         told_of_losses([p for p in looked_at if p.engine in asked], recording, limit, report)
 
