@@ -181,6 +181,16 @@ def test_other_engines_are_asked_anew(with_engines: Any, proposing: list[str]) -
     assert {r.engine for r in compiled(shelf).report.regions} == {"second"}
 
 
+def test_other_code_chooses_anew(with_engines: Any, proposing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with_engines(inner("first"))
+    shelf = Shelf()
+    compiled(shelf)
+    monkeypatch.setattr(covers, "code_digest", lambda: "of another state")
+    compiled(shelf)
+    compiled(shelf)
+    assert proposing == ["net"] * 2
+
+
 def test_another_version_of_a_library_is_another_machine(with_engines: Any, proposing: list[str]) -> None:
     with_engines(inner("first"))
     shelf = Shelf()
