@@ -1,6 +1,7 @@
 """Laws that every op keeps, tested over all samples."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from graphdnn.ir.evaluate import apply, operand, widened
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS, Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Cast
-from graphdnn.ir.types import DTYPES, Array, DType
+from graphdnn.ir.types import DTYPES, Array, DType, TensorType
 from tests.ir.expansion import expanded
 from tests.ir.samples import SAMPLES, Sample
 
@@ -104,6 +105,34 @@ def test_elements_differ_so_that_a_wrong_answer_shows(sample: Sample, rng: np.ra
         assert not np.isnan(array.astype(np.float64)).any(), name
     for name, array in inputs.items():
         assert array.size < 8 or np.ptp(array.astype(np.float64)) > 0, name
+
+
+@every_sample
+def test_a_refusal_names_what_is_wrong_and_what_it_stands_beside(sample: Sample, rng: np.random.Generator) -> None:
+    """Each operand in turn of another type, one longer, and of one axis more: one sentence, with that operand's type
+    and what it does not go with, which is another type, a shape or an attribute, or with what is needed."""
+    for node in sample.graph(rng).nodes:
+        types = list(node.operand_types)
+        tensors = [i for i, v in enumerate(node.operands) if v.literal is None]
+        for i in tensors if len(tensors) > 1 else ():
+            for other in other_types(types[i]):
+                try:
+                    node.op.infer(*types[:i], other, *types[i + 1 :])
+                except gd.GraphError as error:
+                    said = str(error)
+                    assert "\n" not in said
+                    assert str(other) in said, said
+                    assert "is needed" in said or len(NAMED.findall(said)) > 1, said
+
+
+NAMED = re.compile(r"[a-z]\w*\[[\dx]*\]|\([\d, ]+\)|\w+=")
+
+
+def other_types(type: TensorType) -> Iterator[TensorType]:
+    yield TensorType(type.shape, gd.int64 if type.dtype.is_float else gd.float32)
+    yield TensorType((*type.shape, 7), type.dtype)
+    if type.shape:
+        yield TensorType((*type.shape[:-1], type.shape[-1] + 1), type.dtype)
 
 
 @every_composite

@@ -365,7 +365,10 @@ class Bias(Elementwise):
             raise GraphError(f"bias: x is {x}; a number type is needed")
         if self.axis is not None and (b.rank != 1 or not 0 <= self.axis < x.rank):
             raise GraphError(f"bias: axis={self.axis} goes with a 1-D b along an axis of x, but x is {x} and b is {b}")
-        shape = result_shape("bias", self.operand_names, (x, TensorType(self.aligned(1, b.shape, x.rank), b.dtype)))
+        try:
+            shape = broadcast_shapes(x.shape, self.aligned(1, b.shape, x.rank))
+        except ValueError as error:
+            raise GraphError(f"bias: operands do not broadcast at {error}: x is {x}, b is {b}") from None
         if shape != x.shape:
             raise GraphError(f"bias: b must broadcast to x's shape, but x is {x} and b is {b}")
         return (TensorType(shape, dtype),)
