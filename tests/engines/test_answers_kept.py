@@ -324,6 +324,16 @@ def test_graphs_differ_by_all_but_their_weights() -> None:
     assert len({structure(net()), structure(net(rows=9)), structure(net("z"))}) == 3
 
 
+def test_graphs_differ_by_next_values_of_states_and_by_layouts_of_outputs() -> None:
+    def graph(next: str = "sum", turned: bool = False) -> gd.Graph:
+        g = gd.GraphBuilder("g")
+        x, total = g.input("x", (4, 8), gd.float32), g.state("total", (4, 8), gd.float32)
+        values = {"sum": g.add(total, x, name="sum"), "product": g.mul(total, x, name="product")}
+        return g.build(values, updates={"total": values[next]}, strides={"sum": (1, 4)} if turned else None)
+
+    assert len({structure(graph()), structure(graph("product")), structure(graph(turned=True))}) == 3
+
+
 def test_a_limit_on_memory_asks_under_many_circumstances(tmp_path: Path) -> None:
     g = gd.GraphBuilder("split")
     x, w, v = (g.input(n, s, gd.float16) for n, s in {"x": (64, 8192), "w": (8192, 256), "v": (256, 64)}.items())
