@@ -36,7 +36,7 @@ def add_cache(commands: argparse._SubParsersAction[Any], run: Callable[[argparse
             verified,
             "read every entry and remove what is damaged; the status is 1 where something was, or cannot be read",
         ),
-        ("clear", cleared, "remove every entry"),
+        ("clear", cleared, "remove every entry; the status is 1 where one cannot be removed"),
     ):
         part = parts.add_parser(name, help=help)
         part.add_argument("--dir", metavar="DIRECTORY", help="the cache's directory, where it is not the default one")
@@ -94,15 +94,16 @@ def listed(options: argparse.Namespace) -> Answer:
 
 
 def verified(options: argparse.Namespace) -> Answer:
+    from graphdnn.runtime.cache import Check
+
+    said = {
+        Check.REMOVED: "removed {}: it has the name of an entry and is damaged or none",
+        Check.STUCK: "{} has the name of an entry and is damaged or none, and cannot be removed",
+        Check.UNREAD: "{} cannot be read",
+    }
     store = store_of(options)
     found = list(store.verify())
-    lines = [
-        f"{entry.path} cannot be read"
-        if sound is None
-        else f"removed {entry.path}: it has the name of an entry and is damaged or none"
-        for entry, sound in found
-        if not sound
-    ]
+    lines = [said[check].format(entry.path) for entry, check in found if check in said]
     sound = len(found) - len(lines)
     verb = "is" if sound == 1 else "are"
     total = f"{sound} of {counted(len(found), 'entry')} {verb} sound, in {place(store)}"
@@ -110,9 +111,13 @@ def verified(options: argparse.Namespace) -> Answer:
 
 
 def cleared(options: argparse.Namespace) -> Answer:
+    """The status is 1 where an entry cannot be removed."""
     store = store_of(options)
     lines = no_such_kind(options.kind, store.entries())
-    return [*lines, f"removed {counted(store.clear(options.kind), 'entry')} from {place(store)}"], 0
+    found = store.clear(options.kind)
+    stuck = [f"{entry.path} cannot be removed" for entry, is_gone in found if not is_gone]
+    total = f"removed {counted(len(found) - len(stuck), 'entry')} from {place(store)}"
+    return [*lines, *stuck, total], 1 if stuck else 0
 
 
 def label(entry: Entry) -> str:

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from graphdnn.errors import SetupError
@@ -83,6 +84,16 @@ class Entry:
                 return str(file.read(name_bytes), "utf-8")
         except (OSError, UnicodeDecodeError):
             return None
+
+
+class Check(Enum):
+    """What came of checking an entry: it is sound, was damaged and is removed, is damaged and cannot be removed, or
+    cannot be read."""
+
+    SOUND = auto()
+    REMOVED = auto()
+    STUCK = auto()
+    UNREAD = auto()
 
 
 def default_directory() -> Path:
@@ -215,17 +226,14 @@ class DiskStore:
                     if name.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                         yield folder.name, file
 
-    def clear(self, kind: str | None = None) -> int:
-        """Removes every entry, or every one of a kind, and gives their number."""
-        chosen = [e for e in self.entries() if kind in (None, e.kind)]
-        for entry in chosen:
-            remove(entry.path)
-        return len(chosen)
+    def clear(self, kind: str | None = None) -> list[tuple[Entry, bool]]:
+        """Removes every entry, or every one of a kind, and says of each whether it is gone."""
+        return [(entry, remove(entry.path)) for entry in self.entries() if kind in (None, entry.kind)]
 
-    def verify(self) -> Iterator[tuple[Entry, bool | None]]:
-        """Reads all that is named as our entries are, whole, and says whether it is sound; what is not is removed.
+    def verify(self) -> Iterator[tuple[Entry, Check]]:
+        """Reads all that is named as our entries are, whole, and removes what is not sound.
 
-        None stands for what cannot be read.  What other processes remove meanwhile is passed over.
+        What other processes remove meanwhile is passed over.
         """
         for entry in self.candidates():
             try:
@@ -233,12 +241,12 @@ class DiskStore:
             except FileNotFoundError:
                 continue
             except OSError:
-                yield entry, None
+                yield entry, Check.UNREAD
                 continue
-            sound = found is not None and entry.path == self._path(entry.kind, found[0])
-            if not sound:
-                remove(entry.path)
-            yield entry, sound
+            if found is not None and entry.path == self._path(entry.kind, found[0]):
+                yield entry, Check.SOUND
+            else:
+                yield entry, Check.REMOVED if remove(entry.path) else Check.STUCK
 
     def _raw(self, path: Path) -> bytes:
         """What a file holds; nothing where it is larger than entries may be, as a sparse file is that takes no room.
@@ -291,10 +299,13 @@ def listing(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
         return []
 
 
-def remove(path: Path) -> None:
-    """Removes a file, which another process may have done already or may not allow."""
-    with contextlib.suppress(OSError):
-        path.unlink()
+def remove(path: Path) -> bool:
+    """Removes a file, which another process may have done already; whether it is gone."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def pack(key: str, content: bytes) -> bytes:

@@ -149,6 +149,28 @@ def test_an_entry_that_cannot_be_read_is_not_passed_over(
     assert last.startswith("1 of 2 entries is sound")
 
 
+def test_what_cannot_be_removed_is_said(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """As in a folder that may only be read."""
+    stuck, unlink, where = store.entries()[0].path, Path.unlink, ("--dir", str(store.directory))
+    stuck.write_bytes(stuck.read_bytes()[:-1])
+
+    def guarded(self: Path, missing_ok: bool = False) -> None:
+        if self == stuck:
+            raise PermissionError(errno.EACCES, "closed", str(self))
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", guarded)
+    first, last = said(capsys, "verify", *where, status=1)
+    assert first == f"{stuck} has the name of an entry and is damaged or none, and cannot be removed"
+    assert last.startswith("1 of 2 entries is sound")
+    first, last = said(capsys, "clear", *where, status=1)
+    assert first == f"{stuck} cannot be removed"
+    assert last == f"removed 1 entry from {store.directory}"
+    assert [e.path for e in store.entries()] == [stuck]
+
+
 @pytest.mark.parametrize("part", ["list", "clear"])
 def test_a_misspelt_kind_is_told(part: str, store: DiskStore, capsys: pytest.CaptureFixture) -> None:
     first, last = said(capsys, part, "--kind", "cubn", "--dir", str(store.directory))
