@@ -59,3 +59,25 @@ def test_products_that_may_be_negative_are_held() -> None:
 def test_without_lengths_nothing_happens() -> None:
     graph = attention()
     assert complete(graph).graph is graph
+
+
+@pytest.mark.parametrize("given", ["q_lengths", "kv_lengths"])
+def test_lengths_of_other_extents_are_others(given: str, rng: np.random.Generator) -> None:
+    """One tensor of lengths for two attentions, of 5 queries on 7 keys and of 7 on 5: each is completed for itself."""
+    g = gd.GraphBuilder()
+    lengths = g.input("n", (3,), gd.int32)
+    five, seven = (g.input(name, (3, 2, size, 8), gd.float32) for name, size in (("five", 5), ("seven", 7)))
+    outputs = {
+        "few": g.attention(five, seven, seven, **{given: lengths}),
+        "many": g.attention(seven, five, five, **{given: lengths}),
+    }
+    graph = g.build(outputs)
+    done = complete(graph).graph
+    held = {n.op.parameters for n in done.nodes if n.op.label == "clip"}
+    full = sorted(int(p.array()[0]) for p in done.payloads.values())
+    assert (held, full) == ({(0, 5), (0, 7)}, [5, 7])
+    inputs = {n: rng.standard_normal(v.type.shape).astype(np.float32) for n, v in graph.inputs.items() if n != "n"}
+    inputs["n"] = np.array([6, 7, 2], np.int32)
+    before, after = gd.evaluate(graph, inputs, gd.float64), gd.evaluate(done, inputs, gd.float64)
+    for output in before:
+        np.testing.assert_array_equal(before[output], after[output])
