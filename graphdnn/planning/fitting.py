@@ -162,7 +162,7 @@ class Search:
 
         price: Price | None = frugal if way.is_frugal else None
         made = planned(problem, tuple(dict.fromkeys((*self.left_out, *way.spared))), price)
-        made = replace(made, spared=way.spared, scratch=scratch)
+        made = replace(made, spared=way.spared, scratch=scratch, arenas=self._excess)
         steps = steps_of(made, selector)
         placed = schedule(made.prepared, steps)
         self.least = placed.arena_bytes if self.least is None else min(self.least, placed.arena_bytes)

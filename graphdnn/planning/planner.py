@@ -85,8 +85,9 @@ class Planned:
 
     `whole` are regions of one composite node each that no engine took and that were expanded.  `left_out` are passes
     that did not run, for speed or for memory; `spared` those of them that were left out for memory.  `scratch` is the
-    most bytes that a plan was allowed, where `memory_limit` led to a bound.  Where `is_recalled`, the cover is one that
-    an earlier compilation kept, and `proposals` and the cover's conflicts are empty until `explained` fills them in.
+    most bytes that a plan was allowed, where `memory_limit` led to a bound, and `arenas` are those that exceeded it, as
+    Limits has them.  Where `is_recalled`, the cover is one that an earlier compilation kept, and `proposals` and the
+    cover's conflicts are empty until `explained` fills them in.
     """
 
     prepared: Graph
@@ -98,6 +99,7 @@ class Planned:
     left_out: tuple[str, ...] = ()
     spared: tuple[str, ...] = ()
     scratch: int | None = None
+    arenas: tuple[tuple[int | None, int], ...] = ()
     is_recalled: bool = False
 
 

@@ -65,7 +65,7 @@ class Session:
             return made, placed
         found = fastest(self._problem, made, placed, self._timer, self._records)
         self._of_whole_graphs = found.effects
-        self._problem.selector.allow(self._problem.options.memory_limit, found.made.scratch)
+        self._problem.selector.allow(self._problem.options.memory_limit, found.made.scratch, found.made.arenas)
         return found.made, found.placed
 
     @property
