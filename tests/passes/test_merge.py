@@ -180,7 +180,7 @@ def test_slices_are_aligned(columns, rng):
     assert f"matmul %odd has {columns} columns; slices of one product begin at multiples of 8" in refusal.reason
 
 
-@pytest.mark.parametrize("how", ["output", "reshaped output", "state", "biased output"])
+@pytest.mark.parametrize("how", ["output", "reshaped output", "state", "biased output", "output beside its bias"])
 def test_what_leaves_the_graph_keeps_memory_of_its_own(how, rng):
     b = Branches(rng)
     k = b.product("k")
@@ -192,6 +192,8 @@ def test_what_leaves_the_graph_keeps_memory_of_its_own(how, rng):
         outputs["s"] = b.behind(k)
     elif how == "biased output":
         outputs["k"] = b.g.bias(k, b.constant(8), axis=-1)
+    elif how == "output beside its bias":
+        outputs |= {"k": k, "s": b.behind(b.g.bias(k, b.constant(8), axis=-1))}
     else:
         outputs["k"] = k if how == "output" else b.g.transpose(b.g.reshape(k, (5, 2, 4)), (1, 0, 2))
     graph = b.g.build(outputs, updates)
