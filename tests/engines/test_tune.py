@@ -196,6 +196,17 @@ class TestLarge:
         assert report.regions[0].engine == "plain"
         assert told(report, "liar") == {"a": "wrong"}
 
+    def test_a_plan_too_fast_to_be_true_makes_no_other_hopeless(
+        self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It counts as the floor by bytes and operations, of which the other's estimate is six times."""
+        monkeypatch.setattr(tune, "floor_us", lambda *_: 5.0)
+        liar = Scripted("liar", {"a": Act(0.01, factor=2)}, clock, estimated_us=1)
+        with_engines(liar, *(Scripted(n, {"p": Act(20)}, clock, estimated_us=30) for n in ("plain", "other")))
+        report = compiled(double()).report
+        assert told(report, "liar") == {"a": "wrong"}
+        assert report.regions[0].measured_us == pytest.approx(20)
+
     def test_an_implementation_that_is_alone_is_held_against_a_part_of_the_definition(
         self, clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
