@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -42,6 +43,12 @@ PLURALS = {"entry": "entries", "axis": "axes"}
 def counted(number: int, noun: str) -> str:
     """A number of things: 1 kernel, 2 kernels."""
     return f"{number} {noun if number == 1 else PLURALS.get(noun, f'{noun}s')}"
+
+
+def first_of(names: Collection[str], most: int) -> str:
+    """The first `most` names, and how many more there are."""
+    shown = ", ".join(islice(names, most))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def quoted(value: object) -> str:

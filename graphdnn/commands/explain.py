@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphdnn.commands.arguments import add_options
 from graphdnn.commands.cache import Answer
 from graphdnn.errors import CompileError, GraphDnnError
-from graphdnn.spelling import counted, hint, quoted
+from graphdnn.spelling import counted, first_of, hint, quoted
 
 if TYPE_CHECKING:
     from graphdnn.config import CompileOptions
@@ -117,15 +117,9 @@ def planned(options: argparse.Namespace) -> Answer:
     if name not in names:
         raise GraphDnnError(
             f"plans: there is no region {quoted(name)}{hint(name, names)} "
-            f"(regions are {listed([*map(escaped, names)])})"
+            f"(regions are {first_of([*map(escaped, names)], 12)})"
         )
     return [plans(report, name)], 0
-
-
-def listed(names: list[str], most: int = 12) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def report_of(name: str | Path, target: str | None, options: Mapping[str, object]) -> CompileReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from graphdnn.config import CompileOptions
@@ -13,7 +12,7 @@ from graphdnn.ir.region import Region
 from graphdnn.planning.decisions import engine_of, name_of
 from graphdnn.planning.planner import Planned, Problem
 from graphdnn.planning.session import Session
-from graphdnn.spelling import counted
+from graphdnn.spelling import counted, first_of
 
 SHOWN = 3
 """Names that a sentence lists."""
@@ -138,7 +137,7 @@ def costs_of_determinism(selector: Selector, made: Planned) -> list[str]:
     if not found:
         return []
     vary = "plan that gives" if len(found) == 1 else "plans that give"
-    return [f"deterministic=True rules out {len(found)} {vary} other bits from run to run: {listed(found)}"]
+    return [f"deterministic=True rules out {len(found)} {vary} other bits from run to run: {first_of(found, SHOWN)}"]
 
 
 def losses_of_digits(options: CompileOptions, made: Planned, selector: Selector) -> list[str]:
@@ -154,7 +153,7 @@ def losses_of_digits(options: CompileOptions, made: Planned, selector: Selector)
     if not loose:
         return [f"{allowed} changed nothing: every region computes in its own types"]
     some = f"{sum(map(len, loose.values()))} of {counted(len(made.cover.picks), 'region')}"
-    told = "; ".join(f"{listed(names)} ({words})" for words, names in loose.items())
+    told = "; ".join(f"{first_of(names, SHOWN)} ({words})" for words, names in loose.items())
     return [f"{allowed} lets {some} compute in less than their types say: {told}"]
 
 
@@ -166,9 +165,3 @@ def precision_of(made: Planned, selector: Selector, region: Region, engine: str)
     answer = selector.support.answers(region)[engine]
     assert isinstance(answer, Support)
     return answer.precision
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first few of these names."""
-    every = list(names)
-    return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if every[SHOWN:] else "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graphdnn.report.explain import printable, shorten
 from graphdnn.report.model import CandidateReport, CompileReport, PlanReport, RegionReport
-from graphdnn.spelling import byte_count, counted
+from graphdnn.spelling import byte_count, counted, first_of
 
 HEADINGS = ("engine", "plan", "verdict", "scratch", "estimate us", "time us", "same bits", "precision", "notes")
 NUMERIC = ("scratch", "estimate us", "time us")
@@ -97,12 +97,8 @@ def reasons(entries: Sequence[CandidateReport]) -> str:
         for plan in entry.plans:
             if plan.reason:
                 said.setdefault(plan.reason, []).append(f"{entry.engine} {plan.name}")
-    lines = [f"  {named(who)}: {reason}" for reason, who in said.items()]
+    lines = [f"  {first_of(who, 3)}: {reason}" for reason, who in said.items()]
     return "\n".join(("why not", *lines)) if lines else ""
-
-
-def named(who: Sequence[str]) -> str:
-    return ", ".join(who) if len(who) <= 3 else f"{', '.join(who[:3])} and {len(who) - 3} more"
 
 
 def beside(entries: Sequence[CandidateReport]) -> str:

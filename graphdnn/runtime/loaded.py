@@ -18,6 +18,7 @@ from graphdnn.once import MakeOnce
 from graphdnn.runtime.arrays import empty
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.schedule import Schedule
+from graphdnn.spelling import first_of
 
 CONVERSIONS_KEPT = 64
 """Pairs of layouts between which plans that copy are kept; callers may bring any strides."""
@@ -108,9 +109,7 @@ class LoadedGraph:
     def lost(self, error: ContextLostError) -> ContextLostError:
         """The same error saying whose plans were running when the device's context was lost."""
         named = [f"{step.name} for {step.region.pattern}" for step in self.schedule.steps]
-        plans = ", ".join(named[:PLANS_NAMED])
-        if len(named) > PLANS_NAMED:
-            plans += f" and {len(named) - PLANS_NAMED} more"
+        plans = first_of(named, PLANS_NAMED)
         return ContextLostError(
             f"graph {self.graph.name} could not run: {error}; its plans are {plans}; to find the one at fault, save "
             "the graph and run `graphdnn doctor --replay FILE`"

@@ -27,7 +27,7 @@ from graphdnn.planning.fitting import COMPETING
 from graphdnn.report.model import CompileReport
 from graphdnn.saved.manifest import compared, environment
 from graphdnn.saved.records import Strict, read_bounded, read_json, read_record
-from graphdnn.spelling import counted, quoted
+from graphdnn.spelling import counted, first_of, quoted
 from graphdnn.target import Target
 
 FORMAT = "graphdnn lock"
@@ -141,12 +141,6 @@ def read_lock(path: Path) -> LockModel:
     if type(version) is not int or version != VERSION:
         raise SavedFileError(f"{who}: its version is {quoted(version)}; this graphdnn reads {VERSION}")
     return read_record(who, content, LockModel)
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 class Lock:
@@ -263,6 +257,8 @@ class Lock:
                 followed += 1
         unknown = dict.fromkeys(n for pick in picks for n in pick.region.origins if n not in self._nodes)
         if unknown:
-            who = f"nodes {listed([*unknown])} are" if len(unknown) > 1 else f"node {next(iter(unknown))} is"
+            who = (
+                f"nodes {first_of(unknown, NAMES_SHOWN)} are" if len(unknown) > 1 else f"node {next(iter(unknown))} is"
+            )
             self._misfits.append(f"{who} in none of its regions, and what runs there was chosen anew")
         return [f"lock file {self.who} decided {followed} of {counted(len(picks), 'region')}", *self.messages]

@@ -70,7 +70,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     device = FakeDevice()
     monkeypatch.setitem(manifest.MANIFEST, "lazy", f"{__name__}:LazyEngine")
     monkeypatch.setitem(manifest.BY_KIND, "cuda", ("lazy",))
-    monkeypatch.setattr(load, "resolve", lambda target, options: (device.target, device))
+    monkeypatch.setattr(load, "resolve", lambda who, target, options: (device.target, device))
     monkeypatch.setattr(LazyEngine, "RESTORED", [])
     return device
 
