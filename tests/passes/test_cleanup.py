@@ -157,6 +157,16 @@ def test_dead_nodes_go():
     assert done.changes == ("a: nothing reads it", "b: nothing reads it")
 
 
+def test_what_makes_a_state_next_is_not_dead():
+    g = gd.GraphBuilder()
+    x, s = g.input("x", (3,), gd.float32), g.state("s", (3,), gd.float32)
+    g.exp(s, name="dead")
+    graph = g.build({"y": g.tanh(x, name="y")}, {"s": g.add(s, g.neg(x, name="less"), name="next")})
+    done = drop_dead(graph)
+    assert [n.name for n in done.graph.nodes] == ["y", "less", "next"]
+    assert done.changes == ("dead: nothing reads it",)
+
+
 def test_one_node_for_one_computation_with_the_origins_of_both():
     graph = parsed(
         X,

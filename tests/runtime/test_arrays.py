@@ -314,6 +314,20 @@ def test_order_records_at_once_behind_a_bare_number() -> None:
     assert recorded == [55, 66]
 
 
+def test_a_stream_that_is_being_captured_waits_for_nothing() -> None:
+    """Its work runs when the graph is replayed; that it waited for work of now would end the capture."""
+    device = FakeDevice()
+    waited: list[int] = []
+    device.wait = lambda stream, event: waited.append(stream)
+    order = StreamOrder(device)
+    order.leave(55, 55)
+    device.capturing[77] = []
+    order.join(77)
+    assert waited == []
+    order.join(78)
+    assert waited == [78]
+
+
 def test_the_per_thread_stream_is_another_one_in_each_thread() -> None:
     """Its handle tells no thread where the work is: that is recorded by the thread that put it, and waited for."""
     device = FakeDevice()

@@ -99,6 +99,11 @@ def test_our_own_arrays_wait_for_their_call() -> None:
     device.enqueue(LEGACY_STREAM, lambda: written.append("read"))
     device.drain()
     assert written == ["made", "read"]
-    other = DeviceArray(TensorType((40, 6), gd.float32), device.allocate(TYPE.nbytes), order, device)  # type: ignore[arg-type]
-    assert glance.address(other, LEGACY_STREAM) == 0
+    for type in (
+        TensorType((40, 6), gd.float32),
+        TensorType(TYPE.shape, gd.int32),
+        TYPE.with_strides((1, TYPE.shape[0])),
+    ):
+        other = DeviceArray(type, device.allocate(TYPE.nbytes), order, device)  # type: ignore[arg-type]
+        assert glance.address(other, LEGACY_STREAM) == 0, type
     assert Glance(TYPE, 1).address(made, LEGACY_STREAM) == 0

@@ -44,6 +44,14 @@ def test_a_pool_is_bounded_in_streams_and_blocks() -> None:
     assert len(device.live) == len(pool.free()) == blocks
 
 
+def test_what_was_lent_on_the_per_thread_stream_is_not_lent_again() -> None:
+    """The next thread's stream of that handle is another one, and would not wait for the last holder's work."""
+    device = FakeDevice()
+    pool = OutputPool(device, 100)  # type: ignore[arg-type]
+    next_block(pool, PER_THREAD_STREAM)
+    assert (pool.free(), device.live) == ([], {})
+
+
 def test_blocks_beyond_the_bound_go_at_once_and_not_at_the_next_call() -> None:
     device = FakeDevice()
     pool = OutputPool(device, 100)  # type: ignore[arg-type]
