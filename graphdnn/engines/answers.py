@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import TypeVar
 
 from graphdnn.answer import Decline
 from graphdnn.engines.answers_file import UNCACHED, Answer, AnswerKey, Question, decode_answers, encode_answers
-from graphdnn.engines.contract import Policy, Store, Support
+from graphdnn.engines.contract import Policy, Store, Support, forget
 from graphdnn.engines.environment import code_digest, is_as_loaded
 from graphdnn.engines.saved import spelled
 from graphdnn.forking import renew_in_children
@@ -115,9 +114,7 @@ class Notebook:
             return {}
         found = decode_answers(content)
         if found is None:
-            self._store.drop(KIND, self._key())
-            text = "cached answers of engines are dropped and asked for anew: the entry is no list of answers"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            forget(self._store, KIND, self._key(), "list of engines' answers", "it holds none")
         return found or {}
 
     def recall(self, question: Question, region: Region) -> Answer | None:

@@ -6,6 +6,7 @@ compiler.py hands them to each other.  Passes see engines only as a function fro
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -111,6 +112,12 @@ class Store(Protocol):
 
     def drop(self, kind: str, key: str) -> None:
         """Removes an entry that turned out to be of no use."""
+
+
+def forget(store: Store, kind: str, key: str, what: str, reason: str) -> None:
+    """Drops an entry of a store that is of no use, with a warning."""
+    store.drop(kind, key)
+    warnings.warn(f"a cached {what} is dropped and asked for anew: {reason}", RuntimeWarning, stacklevel=3)
 
 
 class Captured(Protocol):

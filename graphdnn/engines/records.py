@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from graphdnn.answer import Decline
-from graphdnn.engines.contract import Candidate, Policy, Store
+from graphdnn.engines.contract import Candidate, Policy, Store, forget
 from graphdnn.engines.environment import environment
 from graphdnn.engines.json_fields import count, flag, microseconds, text, texts
 from graphdnn.engines.trial import Limits, Tried
@@ -47,7 +47,8 @@ class TuningRecords:
 
     def recall(self, region: Region, engines: Sequence[str]) -> Found | None:
         """What was found of the engines' plans; None where those of such a region were not all timed here."""
-        content = self._store.get(KIND, self._key(region.key, engines))
+        key = self._key(region.key, engines)
+        content = self._store.get(KIND, key)
         if content is None:
             return None
         try:
@@ -56,6 +57,7 @@ class TuningRecords:
             refused = {name: Decline.of_row(texts(row)) for name, row in read["refused"].items() if name in engines}
             return Found(tried, refused, text(read["note"]))
         except UNREADABLE:
+            forget(self._store, KIND, key, f"timing of {region.pattern}", "it does not say what became of the plans")
             return None
 
     def keep(self, region: Region, found: Found) -> None:
@@ -69,11 +71,13 @@ class TuningRecords:
 
     def recall_whole(self, name: str, engines: Sequence[str]) -> dict[str, float] | None:
         """Microseconds of whole graphs by variant, for a graph of that name (a hash of all it is)."""
-        content = self._store.get(KIND, self._key(name, engines))
+        key = self._key(name, engines)
+        content = self._store.get(KIND, key)
         try:
             found = json.loads(content)["variants"] if content else None
             return None if found is None else {variant: positive(us) for variant, us in found.items()}
         except UNREADABLE:
+            forget(self._store, KIND, key, "timing of a whole graph", "it holds no times of variants")
             return None
 
     def keep_whole(self, name: str, engines: Sequence[str], times: Mapping[str, float]) -> None:

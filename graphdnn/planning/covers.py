@@ -16,7 +16,7 @@ from graphdnn.config import CompileOptions
 from graphdnn.engines.answers import OURS, circumstances, structure
 from graphdnn.engines.attempt import Chosen
 from graphdnn.engines.choose import Decision, Selector
-from graphdnn.engines.contract import Store, Support
+from graphdnn.engines.contract import Store, Support, forget
 from graphdnn.engines.environment import code_digest, is_as_loaded
 from graphdnn.engines.saved import spelled
 from graphdnn.ir.graph import Graph
@@ -51,7 +51,7 @@ class Recalled:
 
 
 class Covers:
-    """Covers in a store, for one machine and one set of options.  Entries that cannot be read count as absent."""
+    """Covers in a store, for one machine and one set of options.  Entries that cannot be read are dropped."""
 
     def __init__(self, store: Store, selector: Selector, options: CompileOptions) -> None:
         self._store = store
@@ -68,12 +68,14 @@ class Covers:
         their regions."""
         if not self._are_ours or not is_as_loaded():
             return None
-        content = self._store.get(KIND, self._key(graph))
+        key = self._key(graph)
+        content = self._store.get(KIND, key)
         if content is None:
             return None
         try:
             return read(content, graph, self._selector)
         except UNREADABLE:
+            forget(self._store, KIND, key, f"cover of {graph.name}", "it does not say which regions of the graph run")
             return None
 
     def keep(self, graph: Graph, cover: Cover, plans: Mapping[Region, Chosen]) -> None:
@@ -108,13 +110,13 @@ def row_of(offer: Offer, chosen: Chosen) -> Row:
 
 
 def read(content: bytes, graph: Graph, selector: Selector) -> Recalled | None:
-    """The cover of an entry, if it covers the graph with regions that their engines take, in an order that runs.
+    """The cover of an entry; None where an engine does not take its region any more.
 
-    Raises one of UNREADABLE for anything else.
+    Raises one of UNREADABLE for what does not cover the graph with regions in an order that runs.
     """
     said = json.loads(content)
     if said["format"] != FORMAT:
-        return None
+        raise ValueError("another format")
     wanted = sum(1 << i for i, n in enumerate(graph.nodes) if not is_free(n))
     picks: list[Offer] = []
     plans: dict[str, Decision] = {}
@@ -122,13 +124,13 @@ def read(content: bytes, graph: Graph, selector: Selector) -> Recalled | None:
     for digits, engine, cost_us, plan in said["regions"]:
         mask = int(digits, 16)
         if not 0 < mask < 1 << len(graph.nodes):
-            return None
+            raise ValueError("a region of no nodes of the graph")
         nodes = tuple(graph.nodes[i] for i in bits(mask))
         needed = 0
         for node in nodes:
             needed |= graph.ancestors[node]
         if mask & covered & wanted or needed & wanted & ~(covered | mask) or not math.isfinite(cost_us):
-            return None
+            raise ValueError("regions that overlap, or run before what they need")
         region = Region(graph, nodes)
         if not isinstance(selector.support.answers(region)[engine], Support):
             return None
@@ -136,6 +138,6 @@ def read(content: bytes, graph: Graph, selector: Selector) -> Recalled | None:
         picks.append(Offer(region, float(cost_us), engine))
         plans[region.key] = Decision(engine, str(plan))
     if wanted & ~covered:
-        return None
+        raise ValueError("nodes in no region")
     cover = Cover(tuple(picks), sum(o.cost_us for o in picks), said["exact"] is True)
     return Recalled(cover, plans)

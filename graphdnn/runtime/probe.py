@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn.answer import Code, Decline
-from graphdnn.engines.contract import Device, DevicePlan, Engine, HostPlan, Policy
+from graphdnn.engines.contract import Device, DevicePlan, Engine, HostPlan, Policy, forget
 from graphdnn.errors import GraphError, OutOfMemoryError
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import ALIGNMENT, Region
@@ -71,9 +71,12 @@ class ChildProber:
         Once `is_over` comes true nobody waits for the child any more.
         """
         key = self._key(region, engine, plan)
-        known = recalled(self._device.store.get(KIND, key))
+        content = self._device.store.get(KIND, key)
+        known = recalled(content) if content is not None else None
         if known is not None:
             return decline_of(known, engine, plan)
+        if content is not None:
+            forget(self._device.store, KIND, key, f"trial of {engine}:{plan}", "it does not say how it ended")
         kin = (engine, region.key, plan.split("_")[0])
         with self._lock:
             if kin in self._passed:
@@ -141,10 +144,10 @@ def asked(
     }
 
 
-def recalled(content: bytes | None) -> Message | None:
-    """An earlier answer of a child; None where the store has none that can be read."""
+def recalled(content: bytes) -> Message | None:
+    """An earlier answer of a child; None where the bytes are none."""
     try:
-        match json.loads(content or b"null"):
+        match json.loads(content):
             case {"verdict": "passed"} as answer:
                 return answer
             case {"verdict": "failed", "reason": str() as reason} as answer:

@@ -242,7 +242,7 @@ def test_an_entry_that_is_none_is_dropped_with_a_warning(content: bytes, tmp_pat
     sound = store.get(KIND, key)
     store.put(KIND, key, content)
     forget()
-    with pytest.warns(RuntimeWarning, match="answers of engines are dropped"):
+    with pytest.warns(RuntimeWarning, match="list of engines' answers is dropped"):
         assert compiled(graph, tmp_path) == first
     assert WORKED_OUT
     assert store.get(KIND, key) == sound

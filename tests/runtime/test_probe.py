@@ -176,7 +176,8 @@ def test_a_verdict_that_cannot_be_read_is_asked_for_again(
 ) -> None:
     monkeypatch.setattr(DiskStore, "get", lambda *_: content)
     monkeypatch.setattr(ChildProber, "_ask", lambda *_: {"verdict": "failed", "reason": "asked"})
-    answer = ChildProber(ENGINES, HostDevice(store), POLICY, HERE).probe(some_region(7.0), "faulty", "good")
+    with pytest.warns(RuntimeWarning, match="a cached trial of faulty:good is dropped"):
+        answer = ChildProber(ENGINES, HostDevice(store), POLICY, HERE).probe(some_region(7.0), "faulty", "good")
     assert "asked" in str(answer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,7 +9,7 @@ from typing import TypeVar
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.answers import remembered
 from graphdnn.engines.arithmetic import TF32
-from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
+from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support, forget
 from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.errors import attempt, library
 from graphdnn.engines.cudnn.estimate import attention_blocks, engine_class, estimate, precision_of
@@ -140,8 +139,7 @@ class CudnnEngine:
             plan = self._read(candidate, kept, identity, device)
             if not isinstance(plan, Decline) or plan.code is Code.TRANSIENT:
                 return plan
-            device.store.drop(PLANS, key)
-            forgotten(f"plan {candidate.name} of {candidate.region.pattern}", plan.reason)
+            forget(device.store, PLANS, key, f"plan {candidate.name} of {candidate.region.pattern}", plan.reason)
         plan = compiled(candidate, identity, device)
         if not isinstance(plan, Decline) and plan.content:
             device.store.put(PLANS, key, spell_plan(plan))
@@ -186,16 +184,10 @@ class CudnnEngine:
             return None
         found = read_proposals(kept)
         if found is None:
-            device.store.drop(PROPOSALS, key)
-            forgotten("answer of cuDNN's heuristics", "it is no list of plans")
+            forget(device.store, PROPOSALS, key, "answer of cuDNN's heuristics", "it is no list of plans")
             return None
         self._proposed[key] = found
         return found
-
-
-def forgotten(what: str, reason: str) -> None:
-    """Says that something of the cache is of no use."""
-    warnings.warn(f"a cached {what} is dropped and asked for anew: {reason}", RuntimeWarning, stacklevel=3)
 
 
 def transient_if_device_is_busy(answer: T | Decline, device: Device) -> T | Decline:
