@@ -40,6 +40,9 @@ HEAD_MULTIPLE = 8
 MOST_FEATURES = 256
 """Features of a head of attention: a multiple of the one, at most the other."""
 
+READING_TWICE = BRANCHING | {"square"}
+"""Functions that, or whose parts, read one tensor in two places."""
+
 
 @lru_cache(CACHE_SIZE)
 def broadcast_of(shape: Ints, full: Ints) -> Form:
@@ -203,9 +206,8 @@ def matmul(anatomy: Anatomy, policy: Policy) -> Decline | None:
                 f"{node}: cuDNN's float32 matrix products use TF32 whatever they are asked for",
                 Fix("options", "precision", "ieee", "tf32"),
             )
-        in_float32 = anatomy.before and node.operands[0].type.dtype.name == "float32"
-        twice = branch_before(anatomy) if in_float32 else None
-        if twice is not None:
+        is_float32 = node.operands[0].type.dtype.name == "float32"
+        if is_float32 and anatomy.before and (twice := branch_before(anatomy)) is not None:
             reason = f"before it {twice} is needed twice, with which cuDNN's TF32 products compute something else"
             return Decline(Code.PATTERN, f"{node}: {reason}")
         for value in node.operands:
@@ -221,9 +223,9 @@ def branch_before(anatomy: Anatomy) -> Value | None:
     """What the work before a product needs in two places, within one function or of which one may be the product."""
     seen: set[Value] = set()
     for node in (*anatomy.before, *anatomy.anchors):
+        reads_twice = isinstance(node.op, Elementwise) and node.op.function in READING_TWICE
         for value in node.operands:
-            inside = isinstance(node.op, Elementwise) and node.op.function in (*BRANCHING, "square")
-            if inside or value in seen:
+            if reads_twice or value in seen:
                 return value
             if value.literal is None:
                 seen.add(value)

@@ -13,8 +13,8 @@ import numpy as np
 import graphdnn as gd
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.region import Region
-from graphdnn.ir.types import DType, channels_last, row_major
-from tests.engines.cudnn.layouts import whole
+from graphdnn.ir.types import DType
+from tests.engines.cudnn.layouts import spatial_last, whole
 
 ONE = ("relu", "sigmoid", "tanh", "abs", "neg", "gelu", "silu", "leaky_relu", "hard_swish", "identity")
 TWO = ("add", "sub", "mul", "maximum", "minimum")
@@ -44,8 +44,7 @@ class Neighbourhood:
         return float(np.float32(self.rng.uniform(-2.0, 2.0)))
 
     def input(self, shape: tuple[int, ...]) -> Value:
-        strides = channels_last(shape) if len(shape) == 4 else row_major(shape)
-        self.inputs.append(self.g.input(f"in{len(self.inputs)}", shape, self.dtype, strides=strides))
+        self.inputs.append(self.g.input(f"in{len(self.inputs)}", shape, self.dtype, strides=spatial_last(shape)))
         return self.inputs[-1]
 
     def other(self, shape: tuple[int, ...]) -> Value | float:

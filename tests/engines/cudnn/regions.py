@@ -170,8 +170,7 @@ def beside() -> dict[str, Region]:
         return convolution(finish=finish)
 
     def whole_input(g: gd.GraphBuilder, y: Value) -> Value:
-        strides = channels_last(y.type.shape) if y.type.rank == 4 else None
-        return g.input("z", y.type.shape, y.type.dtype, strides=strides)
+        return g.input("z", y.type.shape, y.type.dtype, strides=spatial_last(y.type.shape))
 
     def again(g: gd.GraphBuilder, y: Value) -> dict[str, Value]:
         return {"y": g.cast(y, gd.float32), "z": g.relu(y)}
