@@ -1,4 +1,4 @@
-"""Host cost of a call: bound and plain calls of graphs with 1 to 600 kernels, beside PyTorch's replay of as many.
+"""Host cost of bound, plain and jitted calls of graphs with 1 to 600 kernels, beside PyTorch's replay of as many.
 
 The device is idle before each timing, and nothing waits for it within.  The same call is made again and again, in
 blocks that the contenders take in turns; what it takes where another one's call came before each, so that the processor
@@ -28,10 +28,13 @@ LEGACY_STREAM = 1
 def chain(count: int) -> gd.Graph:
     """`count` kernels that cannot be one: softmax along the columns and the rows in turns."""
     g = gd.GraphBuilder(f"chain{count}")
-    y = g.input("x", SHAPE, gd.float32)
+    return g.build({"y": softmaxes(g, g.input("x", SHAPE, gd.float32), count)})
+
+
+def softmaxes(g: gd.GraphBuilder, x: gd.Value, count: int) -> gd.Value:
     for turn in range(count):
-        y = g.softmax(y, axis=turn % 2)
-    return g.build({"y": y})
+        x = g.softmax(x, axis=turn % 2)
+    return x
 
 
 def torch_chain(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -42,7 +45,7 @@ def torch_chain(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def row_names() -> list[str]:
-    return [f"{kind} {count}" for kind in ("bind", "call") for count in COUNTS]
+    return [f"{kind} {count}" for kind in ("bind", "call", "jit") for count in COUNTS]
 
 
 class Measured:
@@ -66,6 +69,8 @@ class Measured:
         bound()
         inputs = {"x": x}
         plain = torch.from_dlpack(exe(inputs)["y"]).clone()
+        jitted = gd.jit(lambda g, x: {"y": softmaxes(g, x, count)}, target="cuda")
+        through = torch.from_dlpack(jitted(inputs)["y"]).clone()
         failures: dict[str, str] = {}
 
         def peer() -> torch.Tensor:
@@ -79,6 +84,7 @@ class Measured:
         runs: dict[str, Run] = {
             "bind": bound,
             "call": lambda: exe(inputs),
+            "jit": lambda: jitted(inputs),
             "torch_graph_replay": replay.graph.replay,
             "driver": lambda: launched.launch(LEGACY_STREAM),
         }
@@ -87,7 +93,11 @@ class Measured:
         return {
             "times": medians(in_blocks(runs, host_clock, self.samples, WARM_UP)),
             "alternating": medians(interleaved(runs, host_clock, self.samples, WARM_UP)),
-            "errors": {"bind": largest_error(output, expected), "call": largest_error(plain, expected)},
+            "errors": {
+                "bind": largest_error(output, expected),
+                "call": largest_error(plain, expected),
+                "jit": largest_error(through, expected),
+            },
             "peer_error": largest_error(replayed(replay), expected),
             "estimated_us": exe.report.estimated_us,
             "kernels": bound.kernels,

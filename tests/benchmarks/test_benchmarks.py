@@ -300,19 +300,19 @@ def test_rows_of_one_count_share_one_measurement(monkeypatch: pytest.MonkeyPatch
     def measure(self: launch.Measured, count: int) -> dict[str, Any]:
         asked.append(count)
         return {
-            "times": {"bind": 3.0, "call": 8.0, "torch_graph_replay": 2.4, "driver": 1.9},
-            "alternating": {"bind": 5.0, "call": 17.0, "torch_graph_replay": 6.7, "driver": 4.0},
-            "errors": {"bind": 1e-7, "call": 2e-7},
+            "times": {"bind": 3.0, "call": 8.0, "jit": 9.0, "torch_graph_replay": 2.4, "driver": 1.9},
+            "alternating": {"bind": 5.0, "call": 17.0, "jit": 19.0, "torch_graph_replay": 6.7, "driver": 4.0},
+            "errors": {"bind": 1e-7, "call": 2e-7, "jit": 2e-7},
             "peer_error": 3e-7, "estimated_us": 2.5, "kernels": count, "peer_nodes": count, "failures": {},
         }  # fmt: skip
 
     monkeypatch.setattr(launch.Measured, "_measure", measure)
     found = launch.Measured(9)
     rows = [launch.measure(name, found) for name in launch.row_names()]
-    assert {"bind 1", "bind 10", "bind 60", "bind 100", "bind 600", "call 1"} <= {r.name for r in rows}
+    assert {"bind 1", "bind 10", "bind 60", "bind 100", "bind 600", "call 1", "jit 1"} <= {r.name for r in rows}
     assert asked == list(launch.COUNTS)
-    assert (rows[0].ours_us, rows[-1].ours_us, rows[0].ratio, rows[0].floor_us) == pytest.approx((3.0, 8.0, 0.8, 1.9))
-    assert [r.settings["alternating_us"]["ours"] for r in (rows[0], rows[-1])] == [5.0, 17.0]
+    assert (rows[0].ours_us, rows[-1].ours_us, rows[0].ratio, rows[0].floor_us) == pytest.approx((3.0, 9.0, 0.8, 1.9))
+    assert [r.settings["alternating_us"]["ours"] for r in (rows[0], rows[-1])] == [5.0, 19.0]
 
 
 def test_a_page_shows_every_row() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -229,23 +228,3 @@ def test_threads_call_while_tuned_builds_are_swapped_in() -> None:
     stats = f.stats()
     assert (stats.builds, stats.tuned, stats.tuning_failures) == (3, 3, 0)
     assert {e.report.options["selection"] for e in f.executables.values()} == {"autotune"}
-
-
-def test_a_hit_adds_little_to_the_executables_own_call() -> None:
-    f = gd.jit(rows, target="cuda", options=OPTIONS)
-    inputs = {"x": drawn(32, HIDDEN), "w": drawn(HIDDEN, 48)}
-    f(inputs)
-    (executable,) = f.executables.values()
-
-    def median(call: Any) -> float:
-        times = []
-        for _ in range(300):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            call(inputs)
-            times.append(time.perf_counter() - start)
-        return 1e6 * float(np.median(times))
-
-    own, through = min(median(executable) for _ in range(3)), min(median(f) for _ in range(3))
-    print(f"executable {own:.1f} us, through jit {through:.1f} us")
-    assert through - own < 15

@@ -409,20 +409,3 @@ def test_plans_that_children_build_are_read_here(fresh: CudaDevice, builds: list
     assert builds.count("build") == len(known) - len(entries), "what is in the store is not compiled again"
     here_s = time.perf_counter() - begun
     print(f"{len(known)} plans: {elsewhere:.2f} s in 2 children with their start, {here_s:.3f} s read here")
-
-
-def test_asking_cublaslt_is_not_worth_a_cache(fresh: CudaDevice) -> None:
-    """Its algorithms are asked for at each compile; were that slow, they would have to be kept."""
-    region = product((512, 1024), (1024, 768))
-    with fresh:
-        first(CublasLtEngine(), region, fresh)
-        spent = []
-        for _ in range(20):
-            start = time.perf_counter()
-            candidate = first(CublasLtEngine(), region, fresh)
-            asked = time.perf_counter()
-            assert not isinstance(CublasLtEngine().build(candidate, fresh), Decline)
-            spent.append((asked - start, time.perf_counter() - asked))
-    asking, building = (1e3 * float(np.median(column)) for column in zip(*spent, strict=True))
-    print(f"cuBLASLt: candidates in {asking:.2f} ms, a plan in {building:.2f} ms")
-    assert asking + building < 5
