@@ -84,23 +84,35 @@ def account(made: Decisions) -> CompileReport:
 
 
 def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
-    """Each engine's answer for each set of nodes that was asked about, once."""
+    """Each engine's answer for each set of nodes that was asked about, once.
+
+    A spelling of a node that a pass tried, an attention with a bias for its band, is left out where every engine says
+    of it what it said of an earlier one.
+    """
     chosen = {(offer.region, engine_of(offer)) for offer in made.cover.picks}
     conflicts = {(offer.region, engine_of(offer)): reason for offer, reason in made.cover.conflicts}
     candidates: list[tuple[Region, CandidateReport]] = []
     user_names = UserNames(made)
     proposed = {(p.region.key, p.region.origins) for p in made.proposals}
-    whole = (r for r in made.expanded if (r.key, r.origins) not in proposed)
+    whole = {r: None for r in made.expanded if (r.key, r.origins) not in proposed}
+    told: set[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]] = set()
     for region in (*(p.region for p in made.proposals), *whole):
+        entries: list[CandidateReport] = []
         for engine, answer in made.selector.support.answers(region).items():
             key = (region, engine)
-            id = f"c{len(candidates)}"
+            id = f"c{len(candidates) + len(entries)}"
             if isinstance(answer, Support):
                 entry = accepted(id, engine, region, answer, made.selector, key in chosen, conflicts.get(key))
             else:
                 own = own_answer(made.selector, engine, region, answer)
                 entry = refused(id, engine, region, user_names.translated(own, engine, region), made.selector)
-            candidates.append((region, entry))
+            entries.append(entry)
+        if region in whole:
+            sentences = region.origins, tuple((e.engine, e.reason) for e in entries)
+            if sentences in told:
+                continue
+            told.add(sentences)
+        candidates += [(region, entry) for entry in entries]
     return candidates
 
 

@@ -1,6 +1,7 @@
 """Masks that became biases on the device, rows that are wholly hidden among them: those give 0, and -inf as lse."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,29 @@ def test_masks_that_hide_whole_rows(name: str, more: str, dtype: DType, rng: np.
     hidden = check(graph, drawn(graph, rng), dtype)
     assert hidden.any()
     assert not hidden.all()
+
+
+@pytest.mark.parametrize(
+    "band", [{"causal": "bottom_right"}, {"causal": "bottom_right", "window": (9, None)}, {"window": (9, 5)}]
+)
+@pytest.mark.parametrize("queries", [1, SQ])
+@pytest.mark.parametrize("more", ["", "bias", "lse"])
+def test_bands_beside_a_cache(more: str, queries: int, band: dict[str, Any], rng: np.random.Generator) -> None:
+    """New queries at the end of a cache that is filled in part: fewer keys than queries hide whole rows."""
+    g = gd.GraphBuilder()
+    q, k, v = (g.input(n, (B, H, s, D), gd.float16) for n, s in (("q", queries), ("k", SKV), ("v", SKV)))
+    n = g.input("n", (B,), gd.int32)
+    bias = g.input("bias", (1, H, 1, SKV), gd.float16) if more == "bias" else None
+    if more == "lse":
+        o, lse = g.attention(q, k, v, kv_lengths=n, return_lse=True, **band)
+        graph = g.build({"o": o, "lse": lse})
+    else:
+        graph = g.build({"o": g.attention(q, k, v, kv_lengths=n, bias=bias, **band)})
+    inputs = drawn(graph, rng)
+    for filled in ([0, 1, SKV], [SQ, SQ - 7, SKV - 1]):
+        inputs["n"] = np.array(filled, np.int32)
+        hidden = check(graph, inputs, gd.float16)
+        assert hidden[filled.index(0)].all() if 0 in filled else not hidden.all()
 
 
 @pytest.mark.parametrize("length", [1, 65])

@@ -217,30 +217,37 @@ class Attention(Op):
         conditions = [given["mask"]] if "mask" in given else []
         if low is None and high is None and not {"q_lengths", "kv_lengths"} & set(given):
             return conditions[0] if conditions else None
-        i = make(Reshape(shape=(sq, 1)), make(Iota(size=sq)))
-        j = make(Iota(size=skv))
+        i, j = positions(make, sq, skv)
         extents = {"q_lengths": sq, "kv_lengths": skv}
         lengths = {n: per_batch(make, given[n], extent) for n, extent in extents.items() if n in given}
         for name, position in (("q_lengths", i), ("kv_lengths", j)):
             if name in lengths:
                 conditions.append(make(Pointwise(fn="less"), position, lengths[name]))
-        if low is not None or high is not None:
-            shifted = i
-            if self.causal == "bottom_right":
-                shifted = make(
-                    Pointwise(fn="sub"),
-                    make(Pointwise(fn="add"), i, lengths.get("kv_lengths", skv)),
-                    lengths.get("q_lengths", sq),
-                )
-            distance = make(Pointwise(fn="sub"), j, shifted)
-            if low is not None:
-                conditions.append(make(Pointwise(fn="greater_equal"), distance, low))
-            if high is not None:
-                conditions.append(make(Pointwise(fn="less_equal"), distance, high))
+        conditions += self.in_band(make, i, j, lengths)
         allowed = conditions[0]
         for condition in conditions[1:]:
             allowed = make(Pointwise(fn="logical_and"), allowed, condition)
         return allowed
+
+    def in_band(self, make: Make, i: Value, j: Value, lengths: Mapping[str, Value]) -> list[Value]:
+        """What causal flag and window ask of query i (Sq, 1) and key j (Skv,), each broadcasting to (B, 1, Sq, Skv).
+
+        `lengths` are those that there are, as `per_batch` gives them.
+        """
+        sq, skv = i.type.shape[0], j.type.shape[0]
+        low, high = self.bounds(sq, skv)
+        if low is None and high is None:
+            return []
+        shifted = i
+        if self.causal == "bottom_right":
+            shifted = make(
+                Pointwise(fn="sub"),
+                make(Pointwise(fn="add"), i, lengths.get("kv_lengths", skv)),
+                lengths.get("q_lengths", sq),
+            )
+        distance = make(Pointwise(fn="sub"), j, shifted)
+        bounds = (("greater_equal", low), ("less_equal", high))
+        return [make(Pointwise(fn=fn), distance, bound) for fn, bound in bounds if bound is not None]
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
         """Two products over the pairs that causal flag and window leave, and five operations of softmax for each."""
@@ -261,6 +268,11 @@ def cut(make: Make, x: Value, lengths: Value) -> Value:
     extent = x.type.shape[2]
     row = make(Reshape(shape=(extent, 1)), make(Iota(size=extent)))
     return make(Select(), make(Pointwise(fn="less"), row, per_batch(make, lengths, extent)), x, 0.0)
+
+
+def positions(make: Make, sq: int, skv: int) -> tuple[Value, Value]:
+    """i (Sq, 1) and j (Skv,)."""
+    return make(Reshape(shape=(sq, 1)), make(Iota(size=sq))), make(Iota(size=skv))
 
 
 def per_batch(make: Make, lengths: Value, extent: int) -> Value:

@@ -1,1 +1,1 @@
-"""What attention is given so that engines may take it whole: complete lengths, biases for masks, keys for all."""
+"""What attention is given so that engines may take it whole: plain bands, complete lengths, biases, keys for all."""

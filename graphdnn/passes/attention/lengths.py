@@ -28,11 +28,11 @@ def complete(graph: Graph) -> Rewritten:
     made: dict[tuple[Value | None, int, int], Value] = {}
 
     def full(node: Node, name: str, batch: int, extent: int) -> Value:
-        changes.append(f"{node.name}: {name} spelled out as the full extent, {extent}")
+        changes.append(f"{', '.join(node.origins)}: {name} spelled out as the full extent, {extent}")
         return rewriter.constant(full_lengths(batch, extent), stem=f"{node.name}.{name}")
 
     def held(node: Node, name: str, given: Value, extent: int) -> Value:
-        changes.append(f"{node.name}: {name} held between 0 and {extent}")
+        changes.append(f"{', '.join(node.origins)}: {name} held between 0 and {extent}")
         clip = Pointwise(fn="clip", parameters=(0, extent))
         return rewriter.emit(clip, rewriter[given], origins=node.origins)[0]
 

@@ -74,19 +74,85 @@ def test_a_mask_stays_where_engines_take_it_or_take_neither():
 
 
 def test_only_the_attention_that_gains_changes():
-    """The bias is refused together with bottom-right alignment."""
+    """No engine takes the other one whatever it hides."""
 
     def ask(region):
-        op = region.nodes[0].op
-        return None if "mask" in op.extras or op.causal == "bottom_right" else 1.0
+        node = region.nodes[0]
+        return None if "mask" in node.op.extras or node.op.return_lse else 1.0
 
     g = gd.GraphBuilder()
     q, k, v = (g.input(n, (B, H, s, D), gd.float16) for n, s in (("q", SQ), ("k", SKV), ("v", SKV)))
     m = g.input("m", (B, 1, 1, SKV), gd.bool)
-    graph = g.build({"a": g.attention(q, k, v, mask=m), "b": g.attention(q, k, v, mask=m, causal="bottom_right")})
-    done = masks_as_biases(graph, ask)
+    o, _ = g.attention(q, k, v, mask=m, causal="bottom_right", return_lse=True)
+    done = masks_as_biases(g.build({"a": g.attention(q, k, v, mask=m), "b": o}), ask)
     assert sorted(n.op.extras for n in done.graph.nodes if n.op.label == "attention") == [("bias",), ("mask",)]
     assert len(done.changes) == 1
+
+
+def no_lengths_at_the_last_key(region):
+    """As cuDNN: no masks, and neither lengths nor a bias with bottom-right alignment or a window to the right."""
+    op = region.nodes[0].op
+    if "mask" in op.extras:
+        return None
+    aside = op.causal == "bottom_right" or (op.window is not None and op.causal is None)
+    return None if aside and {"bias", "kv_lengths"} & set(op.extras) else 1.0
+
+
+BANDS = (
+    {"causal": "bottom_right"},
+    {"causal": "bottom_right", "window": (2, None)},
+    {"causal": None, "window": (3, 1)},
+    {"causal": None, "window": (None, 0)},
+)
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("extras", [("kv_lengths",), ("q_lengths", "kv_lengths"), ("bias",), ("mask", "kv_lengths")])
+def test_a_band_that_no_engine_takes_with_the_rest_is_a_bias(band, extras, rng):
+    g = gd.GraphBuilder()
+    q, k, v = (g.input(n, (3, 4, s, D), gd.float64) for n, s in (("q", SQ), ("k", SKV), ("v", SKV)))
+    made = {
+        "bias": lambda: g.input("bias", (4, 1, SKV), gd.float64),
+        "mask": lambda: g.input("mask", (3, 1, 1, SKV), gd.bool),
+        "q_lengths": lambda: g.input("q_lengths", (3,), gd.int32),
+        "kv_lengths": lambda: g.input("kv_lengths", (3,), gd.int32),
+    }
+    o, lse = g.attention(q, k, v, return_lse=True, name="att", **band, **{n: made[n]() for n in extras})
+    graph = g.build({"o": o, "lse": lse})
+    done = masks_as_biases(graph, no_lengths_at_the_last_key)
+    node = done.graph.nodes[-1]
+    assert (node.op.causal, node.op.window) == (None, None)
+    assert set(node.op.extras) == {"bias"} | (set(extras) & {"q_lengths", "kv_lengths"})
+    assert all(n.origins == ("att",) for n in done.graph.nodes)
+    assert done.changes[-1].startswith("att: no engine takes its causal flag or window beside what else it has; ")
+    inputs = {n: rng.normal(size=v.type.shape) for n, v in graph.inputs.items()}
+    if "mask" in inputs:
+        inputs["mask"] = rng.random((3, 1, 1, SKV)) < 0.5
+    for queries, keys in (((5, 2, 3), (7, 1, 4)), ((0, 5, 9), (5, 0, -2))):
+        lengths = {"q_lengths": np.array(queries, np.int32), "kv_lengths": np.array(keys, np.int32)}
+        inputs |= {n: lengths[n] for n in lengths if n in extras}
+        before, after = (gd.evaluate(x, inputs, gd.float64) for x in (graph, done.graph))
+        for name in before:
+            np.testing.assert_allclose(after[name], before[name], rtol=0, atol=1e-12)
+
+
+def test_layers_beside_caches_of_one_length_share_the_bias():
+    g = gd.GraphBuilder()
+    q, n = g.input("q", (2, 4, 16, 64), gd.float16), g.input("n", (2,), gd.int32)
+    for layer in range(3):
+        k, v = (g.input(f"{name}{layer}", (2, 2, 512, 64), gd.float16) for name in "kv")
+        q = g.attention(q, k, v, causal="bottom_right", kv_lengths=n, name=f"att{layer}")
+    report = h200_report(g.build({"o": q}))
+    assert [r.pattern for r in report.regions if r.engine == "cudnn"] == ["attention"] * 3
+    assert report.kernel_count == 3 + 3, "lengths, lengths of queries, the bias"
+
+
+def test_a_constant_band_is_added_when_compiled():
+    g = gd.GraphBuilder()
+    q = g.input("q", (2, 4, 96, 64), gd.float16)
+    k = g.input("k", (2, 4, 32, 64), gd.float16)
+    report = h200_report(g.build({"o": g.attention(q, k, k, causal="bottom_right")}))
+    assert [(r.engine, r.pattern) for r in report.regions] == [("cudnn", "attention")]
 
 
 def spelled(dtype, shape, mask=None) -> gd.Graph:
