@@ -24,7 +24,7 @@ AnswerKey = tuple[str, str, str, str]
 """A question, and the region's names, which its answer mentions (`Region.wording`).  They are empty for a "yes", which
 mentions none and so holds for every region with the same key."""
 
-FORMAT = 1
+FORMAT = 2
 
 UNCACHED = frozenset({Code.SETUP, Code.TRANSIENT})
 """Codes of refusals that are never cached: a missing package may be installed, a transient failure may not recur."""
@@ -120,5 +120,6 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "notes": texts,
     "in_place": pairs,
     "untimed_us": optional_microseconds,
+    "in_place_us": optional_microseconds,
 }
 """How each field of Support is read, in the order in which it has them."""

@@ -47,7 +47,7 @@ class Support:
     `last_resort` marks a correct kernel that exists so that every graph runs, not to be fast.  `in_place` are pairs of
     input and output indices that may share memory; several at once where no index is in two of them.  `estimated_us`
     is of the best plan; where the engine's own order of plans is known not to be trusted, `untimed_us` is what its
-    first one may take.
+    first one may take.  `in_place_us` is what it takes where the pairs do share memory, if less is moved then.
     """
 
     estimated_us: float
@@ -59,6 +59,7 @@ class Support:
     notes: tuple[str, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
     untimed_us: float | None = None
+    in_place_us: float | None = None
 
 
 @dataclass(frozen=True)

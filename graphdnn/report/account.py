@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from graphdnn.answer import Code, Decline
@@ -12,7 +12,8 @@ from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Support
 from graphdnn.engines.trial import Tried
 from graphdnn.engines.tune import floor_us
-from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.graph import Graph, Node, Value
+from graphdnn.ir.ops.movement import WriteSlice
 from graphdnn.ir.region import Region
 from graphdnn.passes.pipeline import PassRecord
 from graphdnn.planning.decisions import Decisions, anchor_of, engine_of, name_of
@@ -57,7 +58,8 @@ FAR = 8.0
 def account(made: Decisions) -> CompileReport:
     """The report of one compilation."""
     candidates = candidate_reports(made)
-    regions = tuple(region_reports(made, candidates))
+    in_place = written_in_place(made)
+    regions = tuple(region_reports(made, candidates, in_place))
     return CompileReport(
         graph=made.graph.name,
         target=str(made.selector.target),
@@ -67,7 +69,7 @@ def account(made: Decisions) -> CompileReport:
         unfused_kernel_count=sum(not n.op.is_renaming for n in made.graph.nodes) - len(made.implied),
         read_bytes=sum(r.read_bytes for r in regions),
         written_bytes=sum(r.written_bytes for r in regions),
-        unfused_bytes=unfused_bytes(made.graph, made.implied),
+        unfused_bytes=unfused_bytes(made.graph, made.implied, {n for r in in_place for n in r.origins}),
         arena_bytes=made.schedule.arena_bytes,
         peak_bytes=made.schedule.peak_bytes,
         last_resort_count=sum(r.last_resort for r in regions),
@@ -116,12 +118,31 @@ def candidate_reports(made: Decisions) -> list[tuple[Region, CandidateReport]]:
     return candidates
 
 
-def unfused_bytes(graph: Graph, casts: Mapping[Value, Value]) -> int:
+def written_in_place(made: Decisions) -> set[Region]:
+    """Regions that write a slice into the memory that they read the rest from, as of a state: the rest stays there."""
+    places = made.schedule.places
+    return {
+        step.region
+        for step in made.schedule.steps
+        if isinstance(step.region.nodes[0].op, WriteSlice)
+        and any(places[step.region.inputs[i]] == places[step.region.outputs[o]] for i, o in step.in_place)
+    }
+
+
+def bytes_in_place(node: Node) -> tuple[int, int]:
+    """Bytes that a slice written in place reads and writes."""
+    assert isinstance(node.op, WriteSlice)
+    return node.op.bytes_in_place(node.operand_types, node.result_types)
+
+
+def unfused_bytes(graph: Graph, casts: Mapping[Value, Value], in_place: Collection[str]) -> int:
     """Bytes that one kernel per user node would read and write; views move nothing, and casts for promotion are part of
-    the kernel that reads them."""
+    the kernel that reads them.  The nodes `in_place` are slices written in place, as they would be too."""
     total = 0
     for node in graph.nodes:
-        if not node.op.is_renaming and node.result not in casts:
+        if node.name in in_place:
+            total += sum(bytes_in_place(node))
+        elif not node.op.is_renaming and node.result not in casts:
             read: dict[Value, int] = {}
             operands = [casts.get(v, v) for v in node.operands]
             types = tuple(v.type for v in operands)
@@ -215,8 +236,10 @@ def plan_report(tried: Tried, estimated_us: float | None) -> PlanReport:
     )
 
 
-def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateReport]]) -> list[RegionReport]:
-    """The cover's regions in the order they run."""
+def region_reports(
+    made: Decisions, candidates: list[tuple[Region, CandidateReport]], in_place: Collection[Region]
+) -> list[RegionReport]:
+    """The cover's regions in the order they run; of those `in_place` what a window takes."""
     names: Counter[str] = Counter()
     order = {step.region: i for i, step in enumerate(made.schedule.steps)}
     touching = Touching(candidates, list(order))
@@ -226,6 +249,9 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
         answer = made.selector.support.answers(region)[engine]
         assert isinstance(answer, Support)
         plan = made.plans.get(region)
+        estimated_us, moved = answer.estimated_us, (region.read_bytes, region.written_bytes)
+        if region in in_place and answer.in_place_us is not None:
+            estimated_us, moved = answer.in_place_us, bytes_in_place(region.nodes[0])
         stem = name_of(region)
         names[stem] += 1
         reports.append(
@@ -237,11 +263,11 @@ def region_reports(made: Decisions, candidates: list[tuple[Region, CandidateRepo
                 plan=plan.candidate.name if plan else "",
                 kernels=plan.kernels if plan else answer.kernels,
                 precision=plan.candidate.precision if plan else answer.precision,
-                estimated_us=answer.estimated_us,
+                estimated_us=estimated_us,
                 measured_us=plan.measured_us if plan else None,
                 workspace_bytes=plan.candidate.workspace_bytes if plan else answer.workspace_bytes,
-                read_bytes=region.read_bytes,
-                written_bytes=region.written_bytes,
+                read_bytes=moved[0],
+                written_bytes=moved[1],
                 deterministic=plan.candidate.deterministic if plan else answer.deterministic,
                 last_resort=answer.last_resort and not is_preferred(answer, engine, region, candidates),
                 ruled_out=ruled_out(made.selector, engine, region, answer),

@@ -95,7 +95,8 @@ class RegionReport(Record):
 
     `name` is that of the user's node that it is built around, numbered where that is taken.  `nodes`, `pattern` and the
     fields of its plan are as in CandidateReport and PlanReport; `plan` is "" for a device that is only described.
-    `kernels` is the number of launches.  `read_bytes` and `written_bytes` count each input and output once.
+    `kernels` is the number of launches.  `read_bytes` and `written_bytes` count each input and output once, of a slice
+    that is written in place only the window; `estimated_us` is of that too.
     `last_resort` says that it runs on a kernel that is correct but not tuned, for want of another: it is not set in
     IEEE float32 where another engine takes the op that it is built around, and costs more.  `ruled_out` is as in
     CandidateReport; `alternatives` are all answers for sets of nodes that share one with it, the chosen ones left out.

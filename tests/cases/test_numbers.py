@@ -29,17 +29,14 @@ def test_every_case_is_planned_for_an_h200(case: Case) -> None:
 
 
 @pytest.mark.parametrize("causal", ["top_left", "bottom_right"])
-def test_n1_alignment_decides_who_takes_attention(causal: str) -> None:
-    """cuDNN takes both alignments where there are no more queries than keys, and declines the other by name."""
+def test_n1_alignment_decides_how_attention_is_told(causal: str) -> None:
+    """cuDNN takes both alignments where there are no more queries than keys, and what the other hides as a bias."""
     for queries, keys in ((2, 4), (4, 2)):
         values = [float(i) for i in range(keys)]
         report = h200_report(graphs.uniform_attention(queries, values, gd.float16, 8, causal=causal))
-        whole = [r for r in report.regions if r.pattern == "attention"]
-        if causal == "bottom_right" and queries > keys:
-            assert not whole
-            assert any("no engine takes attention whole" in change for p in report.passes for change in p.changes)
-        else:
-            assert [r.engine for r in whole] == ["cudnn"]
+        assert [(r.pattern, r.engine) for r in report.regions] == [("attention", "cudnn")]
+        hidden = [change for p in report.passes for change in p.changes if "added to the scores" in change]
+        assert len(hidden) == (causal == "bottom_right" and queries > keys)
 
 
 def test_n4_the_constant_is_read_in_full_size() -> None:

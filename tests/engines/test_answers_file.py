@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphdnn.answer import Code, Decline, Fix
-from graphdnn.engines.answers_file import FIELDS, UNCACHED, Answer, AnswerKey, decode_answers, encode_answers
+from graphdnn.engines.answers_file import FIELDS, FORMAT, UNCACHED, Answer, AnswerKey, decode_answers, encode_answers
 from graphdnn.engines.contract import Support
 
 YES = Support(
@@ -27,6 +27,7 @@ YES = Support(
     notes=("tile 8", 'ü "quoted" \ud800\n'),
     in_place=((0, 1), (2, 0)),
     untimed_us=1e-300,
+    in_place_us=2.5,
 )
 NO = Decline(Code.ALIGNMENT, "%y starts at 2", Fix("y", "alignment", "2", "16"))
 
@@ -131,7 +132,7 @@ def put(where: str, value: Any) -> Callable[[dict[str, Any]], object]:
 
 
 SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
-    "another format": put("format", 2),
+    "another format": put("format", FORMAT + 1),
     "a part more": put("more", []),
     "a part less": lambda read: read.pop("who"),
     "no table": put("who", "engine"),

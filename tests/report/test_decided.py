@@ -94,6 +94,25 @@ def test_what_would_move_unfused_is_counted_a_node() -> None:
     assert (report.unfused_kernel_count, report.kernel_count) == (3, 1)
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["in place", "beside the old value"])
+def test_a_slice_of_a_state_moves_its_window_alone_unless_the_old_value_is_read_later(kept: bool) -> None:
+    """A cache of 8 MiB is not copied for a token of 2 KiB, and one kernel a node would not copy it either."""
+    whole, window = 1 * 8 * 4096 * 128 * 2, 1 * 8 * 1 * 128 * 2
+    g = gd.GraphBuilder("cache")
+    cache, token = g.state("cache", (1, 8, 4096, 128), gd.float16), g.input("token", (1, 8, 1, 128), gd.float16)
+    new = g.write_slice(cache, token, g.input("at", (1,), gd.int32), axis=2)
+    outputs = {"y": g.reduce_sum(new, axes=(2, 3))}
+    if kept:
+        outputs["old"] = cache * g.unsqueeze(outputs["y"], (2, 3))
+    report = h200_report(g.build(outputs, updates={"cache": new}))
+    (region,) = (r for r in report.regions if r.pattern == "write_slice")
+    moved = (whole - window + window + 4, whole) if kept else (window + 4, window)
+    assert (region.read_bytes, region.written_bytes) == moved
+    assert (region.estimated_us > 6) == kept
+    later = whole + 8 * 2 + whole if kept else 0
+    assert report.unfused_bytes == sum(moved) + whole + 8 * 2 + later
+
+
 def test_every_answer_that_overlaps_a_region_is_among_its_alternatives() -> None:
     g = gd.GraphBuilder("block")
     x, w = g.input("x", (64, 128), gd.float16), g.input("w", (128, 96), gd.float16)

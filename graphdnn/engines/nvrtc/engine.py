@@ -90,6 +90,7 @@ class NvrtcEngine:
             last_resort=family.last_resort(region, policy),
             notes=(recipe.name, *recipe.notes),
             in_place=recipe.in_place,
+            in_place_us=recipe.in_place_us,
         )
 
     def candidates(self, region: Region, device: Device, policy: Policy) -> Sequence[Candidate] | Decline:

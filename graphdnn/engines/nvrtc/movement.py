@@ -131,9 +131,17 @@ def generate(region: Region, target: Target) -> Recipe:
     notes = ["turned through shared memory"] if turned else []
     if packed:
         notes.append("the few channels of a pixel are put side by side in registers")
-    if any(p.job.around for p in pieces):
+    window = tuple(p for p in pieces if p.job.around is None)
+    if len(window) < len(pieces):
         notes.append("only the window is written where the result has the operand's address")
-    return Recipe(name, tuple(kernels), notes=tuple(notes), in_place=in_place(region))
+    pairs = in_place(region)
+    return Recipe(
+        name,
+        tuple(kernels),
+        notes=tuple(notes),
+        in_place=pairs,
+        in_place_us=microseconds(window, size, target) if pairs else None,
+    )
 
 
 def in_place(region: Region) -> Pairs:
@@ -147,8 +155,11 @@ def in_place(region: Region) -> Pairs:
 
 
 def estimate(region: Region, target: Target) -> float:
-    pieces = pieces_of(region, target)
-    size = element_size(region)
+    return microseconds(pieces_of(region, target), element_size(region), target)
+
+
+def microseconds(pieces: Sequence[Piece], size: int, target: Target) -> float:
+    """What kernels of these pieces take, launches included; `size` is the bytes of an element."""
     seconds = sum(moved_elements(p.job) * size / (target.bandwidth * piece_reach(p, size)) for p in pieces)
     return RAMP_US + -(-len(pieces) // MOST_JOBS) * target.launch_us + 1e6 * seconds
 

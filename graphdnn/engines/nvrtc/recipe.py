@@ -69,6 +69,7 @@ class Recipe:
     """The kernels that run a region, in order on one stream, and the scratch memory that they share.
 
     `in_place` are pairs of input and output indices: the kernels work right with both addresses equal, for any of them.
+    `in_place_us` is what they take then, if they move less.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Recipe:
     workspace_bytes: int = 0
     notes: tuple[str, ...] = ()
     in_place: Pairs = ()
+    in_place_us: float | None = None
 
 
 RAMP_US = 0.8

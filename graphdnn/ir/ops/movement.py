@@ -356,6 +356,11 @@ class WriteSlice(Op):
         covered = operands[1].nbytes if index == 0 else 0
         return max(0, super().bytes_read(index, operands, results) - covered)
 
+    def bytes_in_place(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> tuple[int, int]:
+        """Bytes that are read and written where the result has x's memory, and all but the window stays as it is."""
+        others = range(1, len(operands))
+        return sum(self.bytes_read(i, operands, results) for i in others), operands[1].nbytes
+
     def reference(self, x: Array, update: Array, *start: Array) -> tuple[Array, ...]:  # type: ignore[override]
         wanted = int(start[0].reshape(())) if self.start is None else self.start
         first = min(max(wanted, 0), x.shape[self.axis] - update.shape[self.axis])
