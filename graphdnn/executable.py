@@ -104,7 +104,7 @@ class Executable:
 
     @property
     def state(self) -> MutableMapping[str, Any]:
-        """Current values of the graph's states by name, readable and assignable."""
+        """Current values of the graph's states by name: what is read is a copy, what is assigned is taken over."""
         return self._present().state
 
     def explain(self) -> str:

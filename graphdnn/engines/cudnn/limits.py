@@ -109,8 +109,8 @@ def channels_last_all(anatomy: Anatomy, anchor: Node) -> Decline | None:
         if value.type.rank in (4, 5) and not lies_channels_last(value.type):
             return Decline(
                 Code.LAYOUT,
-                f"{anchor}: {value} is {value.type} with strides {value.type.layout}; cuDNN needs channels-last "
-                "strides for more than a bias and a relu behind a convolution",
+                f"{anchor}: {value} is {value.type}; cuDNN takes images that are not channels-last only of a "
+                "convolution alone, or with a bias and maybe a relu behind it",
             )
     return None
 

@@ -337,6 +337,17 @@ def before_convolution(build: Callable[[gd.GraphBuilder, Value, Value, Value], t
     return closed(g, g.conv(y, w, padding=1))
 
 
+def test_a_relu_without_a_bias_is_told_what_may_lie_otherwise() -> None:
+    """It is less than a bias and a relu, and still refused."""
+    answer = ask(convolution(layout=row_major, finish=lambda g, y: g.relu(y)))
+    assert isinstance(answer, Decline)
+    assert answer.reason.endswith(
+        "cuDNN takes images that are not channels-last only of a convolution alone, or with a bias and maybe a relu "
+        "behind it"
+    )
+    assert "strides" not in answer.reason, "the type has them"
+
+
 def test_machines() -> None:
     region = convolution()
     old = replace(H200, compute_capability=(7, 5))
