@@ -22,6 +22,11 @@ from graphdnn.runtime.memory import Lifetime, lower_bound, pack
 
 Space = Literal["input", "constant", "state", "output", "arena"]
 
+Buffer = str | int
+"""A part of the arena by what it is for: a value by its name, the next value of a state that waits for its place by the
+state's, and a step's workspace by the number of the step.  Names may be any text, and are unique among values.
+"""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -214,7 +219,7 @@ class _Planner:
             if source == target:
                 continue
             if source.space == "state":
-                parked = MemoryPlace("arena", f"next {name}")
+                parked = MemoryPlace("arena", name)
                 early.append(Copy(source, parked, value.type))
                 source = parked
             late.append(Copy(source, target, value.type))
@@ -283,23 +288,23 @@ class _Planner:
     def _in_arena(self, root: Value) -> bool:
         return root in self.maker and root not in self.claimed
 
-    def _lifetimes(self, order: list[int]) -> tuple[dict[str, Lifetime], dict[Value, str]]:
-        """When each buffer of the arena is in use, by its name, and which buffer each value lies in."""
+    def _lifetimes(self, order: list[int]) -> tuple[dict[Buffer, Lifetime], dict[Value, Buffer]]:
+        """When each buffer of the arena is in use, and which buffer each value lies in."""
         time = {number: t for t, number in enumerate(order)}
         end = len(order)
-        lives: dict[str, Lifetime] = {}
-        buffers: dict[Value, str] = {}
+        lives: dict[Buffer, Lifetime] = {}
+        buffers: dict[Value, Buffer] = {}
         for number in order:
             step, now = self.steps[number], time[number]
             if step.workspace_bytes:
-                lives[workspace_name(number)] = Lifetime(step.workspace_bytes, now, now)
+                lives[number] = Lifetime(step.workspace_bytes, now, now)
             for root in step.region.outputs:
                 if not self._in_arena(root) or self.maker[root] != number:
                     continue
                 last = end if root in self.at_end else max((time[r] for r in self.readers.get(root, ())), default=now)
                 shared = self._reusable(number, now, root, lives, buffers)
-                buffers[root] = shared or root.name
-                born = lives[shared].first if shared else now
+                buffers[root] = root.name if shared is None else shared
+                born = now if shared is None else lives[shared].first
                 lives[buffers[root]] = Lifetime(root.type.span_bytes, born, last)
         for copy in self.copies:
             if copy.target.space == "arena":
@@ -307,17 +312,17 @@ class _Planner:
         return lives, buffers
 
     def _reusable(
-        self, number: int, now: int, new: Value, lives: Mapping[str, Lifetime], buffers: Mapping[Value, str]
-    ) -> str | None:
+        self, number: int, now: int, new: Value, lives: Mapping[Buffer, Lifetime], buffers: Mapping[Value, Buffer]
+    ) -> Buffer | None:
         """The buffer of an input that dies in this step and that the step may write `new` over."""
         region = self.steps[number].region
         for index, target in self.steps[number].in_place:
             old = self.root(region.inputs[index])[0]
-            name = buffers.get(old)
-            if region.outputs[target] is not new or name is None or lives[name].last != now:
+            buffer = buffers.get(old)
+            if region.outputs[target] is not new or buffer is None or lives[buffer].last != now:
                 continue
             if old not in self.at_end and same_memory(old, new) and self._may_overwrite(number, old, new):
-                return name
+                return buffer
         return None
 
     def _pack(self, order: list[int]) -> Schedule:
@@ -332,16 +337,16 @@ class _Planner:
                 base = base or MemoryPlace("arena", "", offsets[buffers[root]])
                 places[value] = MemoryPlace(base.space, base.name, base.offset + elements * value.type.dtype.itemsize)
 
-        names = {root.name: name for root, name in buffers.items()}
+        by_name = {root.name: buffer for root, buffer in buffers.items()}
 
         def settled(place: MemoryPlace) -> MemoryPlace:
             if place.space != "arena":
                 return place
-            return MemoryPlace("arena", "", offsets[names.get(place.name, place.name)] + place.offset)
+            return MemoryPlace("arena", "", offsets[by_name.get(place.name, place.name)] + place.offset)
 
         copies = tuple(Copy(settled(c.source), settled(c.target), c.type) for c in self.copies)
         steps = tuple(self.steps[n] for n in order)
-        workspaces = tuple(offsets.get(workspace_name(n), 0) for n in order)
+        workspaces = tuple(offsets.get(n, 0) for n in order)
         return Schedule(
             self.graph, steps, places, workspaces, copies, packing.nbytes, lower_bound(list(lives.values()))
         )
@@ -354,8 +359,3 @@ def same_memory(a: Value, b: Value) -> bool:
         b.type.layout,
         b.type.dtype.itemsize,
     )
-
-
-def workspace_name(number: int) -> str:
-    """A name for a step's workspace that no value has."""
-    return f"workspace of step {number}"

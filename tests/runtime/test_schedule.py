@@ -11,6 +11,8 @@ from graphdnn.errors import CompileError
 from graphdnn.ir.evaluate import run
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
+from graphdnn.ir.views import is_free
+from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
 from tests.clock import least_seconds
 from tests.passes.random_graphs import random_arrays, random_graph
@@ -78,6 +80,29 @@ def test_no_two_live_buffers_share_memory(number: int, seed: int) -> None:
                 assert placed.places[value].offset % MEMORY_ALIGNMENT == 0
     for copy in placed.copies:
         assert copy.source.space != "arena" or copy.source.offset + copy.type.span_bytes <= placed.arena_bytes
+
+
+def test_any_name_is_a_values_own(rng: np.random.Generator) -> None:
+    """Names are the user's; none is that of a step's workspace, or of a next state that waits for its place."""
+    g = gd.GraphBuilder()
+    x = g.input("x", (300,), gd.float32)
+    a, b, _ = (g.state(n, (size,), gd.float32) for n, size in (("a", 300), ("b", 300), ("c", 299)))
+    first = g.relu(x, name="workspace of step 0")
+    second = g.tanh(first, name="next a")
+    graph = g.build({"y": g.add(first, second)}, {"a": b, "b": a, "c": g.slice(second, (1,), (300,))})
+    device = FakeDevice()
+    regions = [Region.of(graph, [n]) for n in graph.nodes if not is_free(n)]
+    steps = [Step(r, FakePlan(r, device, workspace_bytes=512), 512) for r in regions]
+    program = Program(graph, schedule(graph, steps), device)
+    states = {name: rng.standard_normal(v.type.shape, np.float32) for name, v in graph.states.items()}
+    for name, state in states.items():
+        program.state[name] = state
+    inputs = {"x": rng.standard_normal(300, np.float32)}
+    expected, following = run(graph, inputs, states=states)
+    for name, found in program.run(inputs).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-6)
+    for name, state in following.items():
+        np.testing.assert_array_equal(program.state[name].numpy(), state)
 
 
 def test_the_order_keeps_memory_low() -> None:
