@@ -18,7 +18,12 @@ class ExecutionError(GraphDnnError):
 
 
 class ContextLostError(ExecutionError):
-    """The CUDA context of this process faulted and will not work again."""
+    """The CUDA context of this process faulted and will not work again.
+
+    `plan` is what it was lost in, where that is known to be the trial of a plan: engine, plan, pattern of the region.
+    """
+
+    plan: tuple[str, str, str] | None = None
 
 
 class MomentaryError(ExecutionError):

@@ -19,7 +19,7 @@ from graphdnn.config import CompileOptions
 from graphdnn.engines.contract import HostPlan
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.engines.trial import TRYING
-from graphdnn.errors import ExecutionError, GraphDnnError
+from graphdnn.errors import ContextLostError, ExecutionError, GraphDnnError
 from graphdnn.executable import Executable
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.types import Array
@@ -128,7 +128,8 @@ def followed(child: Child, question: Message, tell: Callable[[str], object]) -> 
                 current = None
             case "done":
                 return Outcome()
-            case _:
+            case _:  # others may have been tried before the error was heard of
+                current = Suspect(*answer["plan"]) if answer.get("plan") else current
                 break
         answer = child.next(PLAN_SECONDS if suspects else COMPILE_SECONDS)
     reason = answer.how if isinstance(answer, Ended) else str(answer["reason"])
@@ -183,10 +184,12 @@ def work(parent: Parent) -> None:
         executable = compiled(question)
         program = executable._present()
         arrays = given(executable.graph, question["inputs"])
+    except ContextLostError as error:  # while plans were tried
+        parent.send({"what": "failed", "reason": str(error), "plan": error.plan})
+        return
     except (GraphDnnError, OSError, ValueError) as error:
-        # A context that is lost while plans are tried ends in an error of ours too, which names the loss.
         reason = said(error) if isinstance(error, OSError) else str(error)
-        parent.send({"what": "failed" if "CUDA context" in reason else "wrong", "reason": reason})
+        parent.send({"what": "wrong", "reason": reason})
         return
     plans = [[r.engine, r.plan, r.pattern, r.name] for r in executable.report.regions]
     parent.send({"what": "compiled", "graph": program.graph.name, "device": str(program.device), "plans": plans})
@@ -266,14 +269,14 @@ def run_by_plan(program: Program, arrays: Mapping[str, Array], watch: Watch) -> 
     context = cast(DeviceContext, program._context)
     with context.device as device:
         types = {name: laid_out(value.type) for name, value in graph.inputs.items()}
-        types |= {f"output {name}": laid_out(graph.output_type(name)) for name in graph.outputs}
-        memory = {name: device.allocate(type.span_bytes) for name, type in types.items()}
-        for name in graph.inputs:
-            host = empty(types[name])
+        inputs = {name: device.allocate(type.span_bytes) for name, type in types.items()}
+        outputs = {name: device.allocate(laid_out(graph.output_type(name)).span_bytes) for name in graph.outputs}
+        for name, type in types.items():
+            host = empty(type)
             np.copyto(host, arrays[name])
-            device.write(memory[name].handle, host.ctypes.data, types[name].span_bytes)
-        outputs = {name: memory[f"output {name}"].handle for name in graph.outputs}
-        commands = context.commands({name: memory[name].handle for name in graph.inputs}, outputs)
+            device.write(inputs[name].handle, host.ctypes.data, type.span_bytes)
+        handles = ({name: memory.handle for name, memory in part.items()} for part in (inputs, outputs))
+        commands = context.commands(*handles)
         device.synchronize()  # what fails before the first plan is no plan's fault
         for index, command in enumerate(commands[: len(placed.steps)]):
             with watch.step(index):

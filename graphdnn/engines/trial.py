@@ -175,8 +175,10 @@ def failure(error: Exception, what: str, candidate: Candidate, device: Device) -
     """
     lost = error if isinstance(error, ContextLostError) else loss(device)
     if lost is not None:
-        plan = f"plan {candidate.name} of {candidate.engine} for {candidate.region.pattern}"
-        raise ContextLostError(f"{plan} {what}: {lost}") from error
+        engine, name, pattern = candidate.engine, candidate.name, candidate.region.pattern
+        of_plan = ContextLostError(f"plan {name} of {engine} for {pattern} {what}: {lost}")
+        of_plan.plan = engine, name, pattern
+        raise of_plan from error
     code = Code.TRANSIENT if isinstance(error, MomentaryError | MemoryError) else Code.RUN
     return Decline(code, f"{what}: {str(error) or type(error).__name__}")
 

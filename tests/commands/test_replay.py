@@ -11,8 +11,10 @@ from graphdnn.commands import cli, replay
 from graphdnn.commands.replay import Outcome, Suspect, Watch
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.errors import ContextLostError
+from graphdnn.ir.region import Region
 from graphdnn.runtime.child import Child, Ended
 from graphdnn.runtime.program import Program
+from graphdnn.runtime.schedule import Step, schedule
 from tests.runtime import fake
 
 UNFUSED = {"disabled_passes": ["fuse"]}
@@ -119,6 +121,15 @@ def test_a_plan_that_fails_while_compiling_is_named(saved: Path, monkeypatch: py
     assert "disabled_plans=('reference:numpy',)" in outcome.advice
 
 
+def test_a_context_lost_while_compiling_is_a_failure(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MANIFEST, "reference", FAULTY)
+    monkeypatch.setenv("FAULTY_DEED", "lose")
+    monkeypatch.setenv("FAULTY_PHASE", "build")
+    outcome, _ = lines_of(saved)
+    assert outcome.culprit == Suspect("reference", "numpy", "tanh")
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in outcome.reason
+
+
 def test_inputs_are_read_from_a_file(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"x": np.ones((2, 6, 9), np.float32), "length": np.array([3, 4], np.int32)}
     np.savez(tmp_path / "inputs.npz", **arrays)
@@ -164,6 +175,7 @@ def test_halves_that_numpy_writes_as_bytes_are_read(tmp_path: Path) -> None:
     ("arguments", "word"),
     [
         ({"path": "nothing.json"}, "nothing.json"),
+        ({"path": "a lost CUDA context.json"}, "a lost CUDA context.json"),
         ({"inputs": "nothing.npz"}, "nothing.npz"),
         ({"options": {"precision": "exact"}}, "precision is 'exact'"),
     ],
@@ -207,6 +219,16 @@ def test_on_a_device_each_plan_is_over_before_the_next() -> None:
     count = len(program.schedule.steps)
     assert count > 3
     assert heard.messages == [(what, i) for i in range(count) for what in ("starts", "ran")]
+
+
+def test_on_a_device_an_input_of_any_name_is_no_output() -> None:
+    device = fake.FakeDevice()
+    g = gd.GraphBuilder()
+    graph = g.build({"y": g.relu(g.input("output y", (8,), gd.float32))})
+    region = Region.of(graph, graph.nodes)
+    program = Program(graph, schedule(graph, [Step(region, fake.FakePlan(region, device))]), device)
+    replay.run_by_plan(program, replay.given(graph, None), Watch(Heard(device), 60.0))  # type: ignore[arg-type]
+    assert device.kernels == 1
 
 
 def test_on_a_device_the_wait_behind_a_plan_tells_its_fault() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Policy, Support
 from graphdnn.engines.reference import ReferenceEngine, ReferencePlan
-from graphdnn.errors import ExecutionError, OutOfMemoryError
+from graphdnn.errors import ContextLostError, OutOfMemoryError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.runtime.child import Parent
@@ -29,7 +29,7 @@ PLACE = "tests.runtime.faulty:FaultyEngine"
 
 
 def lose() -> None:
-    raise ExecutionError("the CUDA context is lost: CUDA_ERROR_ILLEGAL_ADDRESS")
+    raise ContextLostError("the CUDA context is lost: CUDA_ERROR_ILLEGAL_ADDRESS")
 
 
 def find_no_memory(where: type[Exception]) -> None:
