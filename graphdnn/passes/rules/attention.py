@@ -1,13 +1,15 @@
 """Attention spelled out: two matrix products with a softmax between them, and what stands around it.
 
-The spelling may scale before or after the first product, add a bias or select by a mask, compute the softmax in
-float32, and repeat heads of K and V.  K is found transposed, by a node or by its strides: it is transposed back.
+The spelling may scale before or after the first product, add a bias or two, one of them for each window of a batch,
+select by a mask, compute the softmax in float32, and repeat heads of K and V.  K is found transposed, by a node or by
+its strides: it is transposed back.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite, isinf, prod
+from functools import partial, reduce
+from math import inf, isfinite, isinf, prod
 
 import numpy as np
 
@@ -16,9 +18,9 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Expand, Reshape, Transpose
-from graphdnn.ir.ops.pointwise import Cast, Pointwise
+from graphdnn.ir.ops.pointwise import Cast, Pointwise, narrowed
 from graphdnn.ir.ops.softmax import Softmax
-from graphdnn.ir.types import Array
+from graphdnn.ir.types import Array, broadcast_shapes, promote
 from graphdnn.passes.constants import LARGEST_KNOWN, known_array
 from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, first_decline, fn, number_of, one_of
 from graphdnn.passes.rewrite import Emitter, Precomputed, Rule
@@ -40,11 +42,18 @@ def widened(x: Pattern) -> OneOf:
 
 PRODUCT = widened(Is(MatMul, (Var("q"), Var("k")), name="product"))
 SCALED = one_of(fn("mul", PRODUCT, Number(name="scale")), fn("div", PRODUCT, Number(name="divisor")), PRODUCT)
-BIASED = one_of(fn("add", widened(SCALED), Var("bias")), SCALED)
-MASKED_SCORES = one_of(
-    fn("select", Var("mask"), BIASED, Number(name="fill")),
-    fn("select", Var("hidden"), Number(name="fill"), BIASED),
+BIASED = fn("add", widened(SCALED), Var("bias"))
+IN_WINDOWS = Is(RESHAPES, (one_of(widened(BIASED), widened(SCALED)),), name="in windows")
+ADDED_TO = one_of(
+    fn("add", widened(BIASED), Var("second bias")),
+    Is(RESHAPES, (fn("add", IN_WINDOWS, Var("bias of windows")),)),
     BIASED,
+    SCALED,
+)
+MASKED_SCORES = one_of(
+    fn("select", Var("mask"), ADDED_TO, Number(name="fill")),
+    fn("select", Var("hidden"), Number(name="fill"), ADDED_TO),
+    ADDED_TO,
 )
 SOFTMAX = Is(Softmax, (widened(MASKED_SCORES),), name="weights")
 WEIGHTS = one_of(Is(Cast, (SOFTMAX,), lambda node: node.result.type.dtype.is_float), SOFTMAX)
@@ -109,9 +118,21 @@ def has_fitting_extras(found: Match) -> Decline | None:
         return Decline(
             Code.BROADCAST, f"bias or mask make scores of shape {scores} larger, {found['weights'].type.shape}"
         )
-    if "bias" in found and not found["bias"].type.dtype.is_float:
-        return Decline(Code.DTYPE, f"the bias is {found['bias'].type}; a float type is needed")
+    for bias in biases_of(found):
+        if not bias.type.dtype.is_float:
+            return Decline(Code.DTYPE, f"the bias is {bias.type}; a float type is needed")
+    if "in windows" in found and found["in windows"].type.shape[1 - len(scores) :] != scores[1:]:
+        return Decline(
+            Code.SHAPE,
+            f"a bias is added to scores of shape {scores} in another shape, {found['in windows'].type.shape}; only "
+            "their first axis may be split for it",
+        )
     return None
+
+
+def biases_of(found: Match) -> list[Value]:
+    """All that is added to the scores."""
+    return [found[name] for name in ("bias", "second bias", "bias of windows") if name in found]
 
 
 def hides_what_it_masks(found: Match) -> Decline | None:
@@ -133,7 +154,7 @@ def hides_what_it_masks(found: Match) -> Decline | None:
     allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, (1, 1)))
     if not allowed.any(-1).all():
         return Decline(Code.ATTRIBUTE, "the mask hides all keys of a row, which then averages all values")
-    return leaves_the_rest(found, allowed, fill) if "bias" in found else None
+    return leaves_the_rest(found, allowed, fill) if biases_of(found) else None
 
 
 def leaves_the_rest(found: Match, allowed: Array, fill: float) -> Decline | None:
@@ -141,16 +162,23 @@ def leaves_the_rest(found: Match, allowed: Array, fill: float) -> Decline | None
 
     The bias must keep a key nearer to no bias than to `fill`, beside which hidden keys are no score at all.
     """
-    if found["product"].type.size > LARGEST_KNOWN or (bias := known_array(found["bias"], found.graph)) is None:
+    if found["product"].type.size > LARGEST_KNOWN or (bias := known_bias(found)) is None:
         return Decline(
             Code.ATTRIBUTE,
             f"hidden scores are {fill!r} and the bias is known at run time only: a row whose other keys it hides would "
             "average the values of the hidden ones, where attention gives 0; -inf is needed",
         )
-    best = np.where(allowed, bias.astype(np.float64), -np.inf).max(-1)
+    best = np.where(allowed, bias, -np.inf).max(-1)
     if not (allowed.all(-1) | (best >= fill / 2)).all():
         return Decline(Code.ATTRIBUTE, "the bias hides the keys that the mask leaves a row, which then averages others")
     return None
+
+
+def known_bias(found: Match) -> Array | None:
+    """All that is added to the scores, where it is known and added in their shape."""
+    arrays = [known_array(bias, found.graph) for bias in biases_of(found)]
+    known = [a.astype(np.float64) for a in arrays if a is not None]
+    return sum(known[1:], known[0]) if len(known) == len(arrays) and "in windows" not in found else None
 
 
 def allowed_keys(found: Match) -> Array | None:
@@ -170,10 +198,12 @@ def attention(make: Emitter, found: Match) -> Value:
         k, _, node = inner
         make.also([node])
     k = with_four_axes(make, transposed_back(make, k, found.graph))
-    causal = causal_mask(found) if "fill" in found else causal_bias(found) if "bias" in found else None
+    causal, biases = causal_mask(found), biases_of(found)
+    if "fill" not in found:
+        causal, biases = without_triangle(biases, found.graph, found["product"].type.shape)
     extras: dict[str, Value] = {}
-    if "bias" in found and (causal is None or "fill" in found):
-        extras["bias"] = with_four_axes(make, found["bias"])
+    if biases:
+        extras["bias"] = summed(make, [of_scores(make, found, bias) for bias in biases])
     if "fill" in found and causal is None:
         mask = found["mask"] if "mask" in found else make(Pointwise(fn="logical_not"), found["hidden"])
         extras["mask"] = with_four_axes(make, mask)
@@ -181,6 +211,27 @@ def attention(make: Emitter, found: Match) -> Value:
     o = make(op, q, k, v, *optional)
     shape = found.root.result.type.shape
     return o if o.type.shape == shape else make(Reshape(shape=shape), o)
+
+
+def of_scores(make: Emitter, found: Match, bias: Value) -> Value:
+    """A bias with the four axes of the scores; what is added for each window of a batch is repeated for the batch."""
+    if "in windows" in found and bias is found["bias of windows"]:
+        inside, kept = found["in windows"].type.shape, len(found["product"].type.shape) - 1
+        shape = (1,) * (len(inside) - bias.type.rank) + bias.type.shape
+        split, rest = len(inside) - kept, shape[len(inside) - kept :]
+        if any(n > 1 for n in shape[:split]):
+            bias = make(Expand(shape=(*inside[:split], *rest)), bias)
+        bias = make(Reshape(shape=(bias.type.size // prod(rest), *rest)), bias)
+    return with_four_axes(make, bias)
+
+
+def summed(make: Emitter, biases: list[Value]) -> Value:
+    """Biases in one, of their common type; computed now where that takes no larger constant."""
+    size = prod(broadcast_shapes(*(b.type.shape for b in biases)))
+    if size <= max(b.type.size for b in biases):
+        make = Precomputed(make.rewriter, make.origins)
+    dtype = promote(*(b.type.dtype for b in biases))
+    return reduce(partial(make, Pointwise(fn="add")), [narrowed(make, b, dtype) for b in biases])
 
 
 def with_four_axes(make: Emitter, x: Value) -> Value:
@@ -214,20 +265,32 @@ def causal_alignment(allowed: Array, scores: tuple[int, ...]) -> str | None:
 
 def causal_mask(found: Match) -> str | None:
     """The alignment that the mask spells, where it is known."""
-    allowed = allowed_keys(found)
+    allowed = allowed_keys(found) if "fill" in found else None
     return None if allowed is None else causal_alignment(allowed, found["product"].type.shape)
 
 
-def causal_bias(found: Match) -> str | None:
-    """The alignment that a constant bias of nothing but 0 and no score at all spells, if it leaves each row a key."""
-    bias = known_array(found["bias"], found.graph)
-    if bias is None:
+def without_triangle(biases: list[Value], graph: Graph, scores: tuple[int, ...]) -> tuple[str | None, list[Value]]:
+    """The alignment that one of some biases spells, and the others.
+
+    Beside others it must hide keys by -inf: with a finite score a row that the others hide would average those.
+    """
+    for index, bias in enumerate(biases):
+        causal = causal_bias(bias, graph, scores, -inf if biases[1:] else MASKED)
+        if causal is not None:
+            return causal, biases[:index] + biases[index + 1 :]
+    return None, biases
+
+
+def causal_bias(bias: Value, graph: Graph, scores: tuple[int, ...], hidden: float) -> str | None:
+    """The alignment that a constant bias of nothing but 0 and at most `hidden` spells, if it leaves each row a key."""
+    known = known_array(bias, graph)
+    if known is None:
         return None
-    plain = bias.astype(np.float32)
+    plain = known.astype(np.float32)
     allowed = plain == 0
-    if not (allowed | (plain <= MASKED)).all() or not allowed.any(-1).all():
+    if not (allowed | (plain <= hidden)).all() or not allowed.any(-1).all():
         return None
-    return causal_alignment(allowed, found["product"].type.shape)
+    return causal_alignment(allowed, scores)
 
 
 def attention_node(found: Match) -> tuple[Attention, Node]:
