@@ -11,6 +11,7 @@ from graphdnn.answer import Decline
 from graphdnn.errors import CompileError, ExecutionError, in_words
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType
+from graphdnn.passes.cleanup import drop_dead
 from graphdnn.specialize.buckets import Buckets, Rule, lengthened, shortened, spread
 from graphdnn.specialize.masking import Masking, names_of
 from graphdnn.specialize.parameters import Function
@@ -46,14 +47,17 @@ class Padding:
         )
 
     def trace(self, signature: Signature) -> Graph:
-        """The function's graph for a signature, with parameters for the lengths.  Raises ExecutionError."""
+        """The function's graph for a signature, with parameters for the lengths.  Raises ExecutionError.
+
+        What nothing reads is left out: padding changes no result by it.
+        """
         for name, form in zip(self.names, signature, strict=True):
             if form is not None and 0 in form[1]:
                 raise ExecutionError(f"input {name} has shape {tuple(form[1])}; every extent must be at least 1")
         types = {n: type_of(f) for n, f in zip(self.names, signature, strict=True) if f is not None}
         types.update(length_types(self.lengths, types))
         ordered: dict[str, TensorType] = {n: types[n] for n in self.function.parameters if n in types}
-        return self.function.trace(ordered)
+        return drop_dead(self.function.trace(ordered)).graph
 
     def traced(self, signature: Signature, exact: Graph, longer: Signature) -> Graph:
         """The function's graph of the padded shapes, `exact` being that of the shapes of a call.

@@ -180,6 +180,17 @@ def test_a_size_that_only_some_calls_refuse() -> None:
         f({"x": np.ones((3, 2), np.float32)})
 
 
+def test_what_nothing_reads_refuses_no_padding() -> None:
+    """The last row is another one in the padded graph, and no output is made of it."""
+
+    def rows(g: gd.GraphBuilder, x: Value) -> dict[str, Value]:
+        g.slice(x, [-1], [None], axes=[0], name="last")
+        return {"y": g.relu(x)}
+
+    f = gd.jit(rows, target="cpu", buckets={"x": {0: (4,)}})
+    np.testing.assert_array_equal(f({"x": np.full((3, 2), -1, np.float32)})["y"], np.zeros((3, 2), np.float32))
+
+
 def test_each_exact_size_is_proved_for_itself() -> None:
     """The build for 8 rows is proved with 7 and 6; with 5 the function is another."""
     f = cpu(lambda g, x: {"y": g.mul(x, 2.0 if x.type.shape[0] == 5 else 1.0)}, buckets={"x": {0: (8,)}})
