@@ -7,7 +7,7 @@ channels-last as well, which is needed anyway, and the weights are padded when c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -18,7 +18,7 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType, channels_last
 from graphdnn.ir.writer import GraphWriter, Rewriter
 from graphdnn.passes.layout.assign import assign_layouts
-from graphdnn.passes.layout.images import convolutional_nodes, known_layouts
+from graphdnn.passes.layout.images import dependence
 from graphdnn.passes.rewrite import Ask, Precomputed, Rewritten, user_name
 
 MULTIPLES = (4, 8)
@@ -55,11 +55,14 @@ class Padded:
 
 def pad_channels(graph: Graph, ask: Ask) -> Rewritten:
     """Every image that pays read with more channels by all the convolutions that may; the others read it as it is."""
-    layouts = None
+    laid = None
     found: list[Padded] = []
     for image in dict.fromkeys(n.operands[0] for n in graph.nodes if takes_zeros(n, graph)):
-        layouts = known_layouts(graph, convolutional_nodes(graph)) if layouts is None else layouts
-        padded = cheapest(image, graph, layouts, ask)
+        lies = image.type.with_strides(image.type.layout)
+        if image in graph.producer:
+            laid = dependence(graph).laid if laid is None else laid
+            lies = laid[image].last
+        padded = cheapest(image, graph, lies, ask)
         if padded is not None:
             found.append(padded)
     return apply(graph, found) if found else Rewritten(graph)
@@ -75,13 +78,14 @@ def takes_zeros(node: Node, graph: Graph) -> bool:
     return few and halves and graph.is_constant(w) and not graph.is_constant(x)
 
 
-def cheapest(image: Value, graph: Graph, layouts: Mapping[Value, TensorType], ask: Ask) -> Padded | None:
-    """The number of channels that costs least; None where the image is best left alone."""
+def cheapest(image: Value, graph: Graph, lies: TensorType, ask: Ask) -> Padded | None:
+    """The number of channels that costs least; None where the image is best left alone.
+
+    It `lies` as where all convolutional parts are channels-last: then nothing but the arithmetic can gain inside them.
+    """
     readers = graph.users[image]
     convolutions = tuple(n for n in readers if takes_zeros(n, graph))
     channels = image.type.shape[1]
-    # What is made inside a convolutional part is channels-last already; then nothing but the arithmetic can gain.
-    lies = layouts.get(image, image.type.with_strides(channels_last(image.type.shape)))
     is_shared = len(convolutions) < len(readers)
     before = price(alone(lies, convolutions, channels, is_shared), ask)
     after = {

@@ -12,7 +12,8 @@ from graphdnn.errors import CompileError
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.layout.assign import assign_layouts
-from graphdnn.passes.layout.images import both_cuts, channels_last_nodes, least_converted_nodes, may_join
+from graphdnn.passes.layout.images import both_cuts, channels_last_nodes, least_converted_nodes
+from graphdnn.passes.layout.network import may_join
 from graphdnn.passes.rewrite import Ask, Refusal, Rewritten, user_name
 from graphdnn.passes.select import Offer, select
 

@@ -25,6 +25,8 @@ CONVOLUTIONS: tuple[type[Op], ...] = (Conv, ConvTranspose)
 FOLLOWERS: tuple[type[Op], ...] = (Elementwise, Pool, Norm, Softmax, Reduce, Concat, Pad)
 """Ops that run on any axis order and hand it on."""
 
+IMAGE_RANKS = (4, 5)
+
 
 class Layouts(NamedTuple):
     """Strides that each operand must have (None: those it has will do), and that each result gets.
@@ -169,6 +171,11 @@ def layouts(op: Op, operands: Sequence[TensorType], results: Sequence[TensorType
     return rule(op, operands, results)
 
 
+def matters(type: TensorType) -> bool:
+    """Whether row-major and channels-last differ for such a tensor."""
+    return type.rank in IMAGE_RANKS and type.shape[1] != 1 and any(n != 1 for n in type.shape[2:])
+
+
 def image_strides(shape: Sequence[int], is_channels_last: bool) -> Strides:
     return channels_last(shape) if is_channels_last else row_major(shape)
 
@@ -205,12 +212,15 @@ def fits(type: TensorType, last: bool, dense: bool) -> bool:
 
 
 def promised_strides(graph: Graph) -> Mapping[Value, Strides]:
-    """The layout in which each value leaves the graph first."""
+    """The layout in which each value leaves the graph first, be it as a copy that an earlier run of the pass made."""
+    leaving = [(value, graph.states[name].type) for name, value in graph.updates.items()]
+    leaving += [(value, graph.output_type(name)) for name, value in graph.outputs.items()]
     promised: dict[Value, Strides] = {}
-    for name, value in graph.updates.items():
-        promised.setdefault(value, graph.states[name].type.layout)
-    for name, value in graph.outputs.items():
-        promised.setdefault(value, graph.output_type(name).layout)
+    for value, type in leaving:
+        promised.setdefault(value, type.layout)
+        maker = graph.producer.get(value)
+        if maker is not None and isinstance(maker.op, Convert):
+            promised.setdefault(maker.operands[0], type.layout)
     return promised
 
 

@@ -93,6 +93,7 @@ def test_random_image_graphs_keep_their_meaning(case: int, rng: np.random.Genera
     given = arrays(graph, rng)
     before, after = gd.evaluate(graph, given), gd.evaluate(once, given)
     assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
+    assert assign_layouts(once).changes == ()
 
 
 def weight(g: gd.GraphBuilder, *shape: int) -> gd.Value:
@@ -357,6 +358,17 @@ def test_a_reshape_across_the_channels_is_a_copy_with_the_right_numbers(rng: np.
     check_lawful(done)
     given = arrays(graph, rng)
     assert np.array_equal(gd.evaluate(graph, given)["y"], gd.evaluate(done, given)["y"])
+
+
+def test_a_pointwise_output_whose_memory_another_has_stays_as_declared_in_a_second_run() -> None:
+    """The first run copies it; what it wrote itself is then no output any more."""
+    g = gd.GraphBuilder()
+    x = g.relu(g.transpose(g.input("x", (3, 7, 5), gd.float32), (0, 2, 1)))
+    once = assign_layouts(g.build({"view": g.unsqueeze(x, 1), "whole": x}))
+    twice = assign_layouts(once.graph)
+    assert len(converts(once.graph)) == 1
+    assert twice.changes == ()
+    assert [n.result_types for n in twice.graph.nodes] == [n.result_types for n in once.graph.nodes]
 
 
 def source(g: gd.GraphBuilder) -> gd.Value:
