@@ -15,7 +15,7 @@ from graphdnn.runtime import dlpack
 from graphdnn.runtime.arrays import DeviceArray
 from graphdnn.runtime.buffers import host_view
 from graphdnn.runtime.device import CudaDevice
-from graphdnn.runtime.driver import stream_handle
+from graphdnn.runtime.driver import LEGACY_STREAM, PER_THREAD_STREAM, stream_handle
 from graphdnn.spelling import quoted
 
 Answer = TypeVar("Answer")
@@ -125,13 +125,23 @@ def read_dlpack(array: Any, stream: int) -> Source:
         )
     wanted = stream if found[0] in dlpack.ON_CUDA else None
 
-    def exported() -> object:
+    def exported(stream: int | None) -> object:
         try:
-            return array.__dlpack__(stream=wanted, max_version=dlpack.VERSION)
+            return array.__dlpack__(stream=stream, max_version=dlpack.VERSION)
         except TypeError:  # a producer from before version 1.0 knows no max_version
-            return array.__dlpack__(stream=wanted)
+            return array.__dlpack__(stream=stream)
 
-    capsule = asked(array, "DLPack", exported)
+    def answer() -> object:
+        try:
+            return exported(wanted)
+        except BufferError:
+            if wanted != PER_THREAD_STREAM:
+                raise
+            # PyTorch orders nothing before the per-thread default stream, which waits by itself for what is ordered
+            # before the legacy one.
+            return exported(LEGACY_STREAM)
+
+    capsule = asked(array, "DLPack", answer)
     try:
         where = dlpack.describe(capsule)
     except ValueError as error:

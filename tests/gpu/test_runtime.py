@@ -15,7 +15,7 @@ from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
 from graphdnn.runtime.describe import from_attributes
 from graphdnn.runtime.device import CudaDevice
-from graphdnn.runtime.driver import RELEASE
+from graphdnn.runtime.driver import PER_THREAD_STREAM, RELEASE
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.timing import CudaTimer
 from tests.gpu.handwritten import SHAPE, affine, check, draw, expected, pointwise, program
@@ -135,6 +135,17 @@ class TestStreams:
             found = exe.run({"x": x}, side.cuda_stream)
         taken = {n: torch.from_dlpack(a) * 1 for n, a in found.items()}
         check(taken, value.cpu().numpy())
+
+    def test_the_per_thread_stream_waits_for_torch(self, exe: Program, rng: np.random.Generator) -> None:
+        """PyTorch orders nothing before that stream; the tensor is made late, on a stream and on the default one."""
+        for side in (torch.cuda.Stream(), torch.cuda.default_stream()):
+            value, x = torch.tensor(draw(rng), device="cuda"), torch.full(SHAPE, torch.nan, device="cuda")
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                sleep()
+                x.copy_(value)
+                found = exe.run({"x": x}, PER_THREAD_STREAM)
+            check({n: torch.from_dlpack(a) * 1 for n, a in found.items()}, value.cpu().numpy())
 
     def test_cupy_streams(self, exe: Program, rng: np.random.Generator) -> None:
         import cupy

@@ -342,6 +342,28 @@ def test_the_per_thread_stream_is_another_one_in_each_thread() -> None:
     assert calls[1:] == [("wait", PER_THREAD_STREAM)]
 
 
+@pytest.mark.parametrize("refused", [PER_THREAD_STREAM, 7])
+def test_a_producer_that_refuses_the_per_thread_stream_orders_before_the_legacy_one(refused: int) -> None:
+    """As PyTorch does; the per-thread stream waits for the legacy one, another stream does not."""
+    asked = []
+
+    class Refusing(Foreign):
+        def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None) -> object:
+            asked.append(stream)
+            if stream == refused:
+                raise BufferError("this stream is not supported")
+            return super().__dlpack__(stream=stream, max_version=max_version)
+
+    array = Refusing(np.arange(3.0), FakeDevice())
+    if refused == PER_THREAD_STREAM:
+        assert read(array, refused, None).address == array.array.ctypes.data
+        assert asked == [PER_THREAD_STREAM, LEGACY_STREAM]
+    else:
+        with pytest.raises(TypeError, match="this stream is not supported"):
+            read(array, refused, None)
+        assert asked == [refused]
+
+
 def test_empty_has_the_strides_of_its_type() -> None:
     for shape, order in (((), ()), ((3, 5), (1, 0)), ((2, 1, 7), (2, 0, 1))):
         type = TensorType(shape, bfloat16, dense_strides(shape, order))
