@@ -1,5 +1,6 @@
 """Laws that every op keeps, tested over all samples."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,3 +203,9 @@ def test_flops_are_counted(sample: Sample, rng: np.random.Generator) -> None:
     for node in sample.graph(rng).nodes:
         assert isinstance(node.flops, int)
         assert node.flops >= 0
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_an_op_that_refuses_says_so(kind: str) -> None:
+    if "raise GraphError" in inspect.getsource(OPS[kind].infer):
+        assert re.search(r"Raises\s+GraphError", inspect.getdoc(OPS[kind]) or "")

@@ -15,7 +15,7 @@ from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Iota, Reshape, Transpose, Unsqueeze
-from graphdnn.ir.ops.pointwise import Pointwise, Select, common_type, met, narrowed
+from graphdnn.ir.ops.pointwise import Pointwise, Select, cast_to, common_type, met
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array, TensorType, bool_, broadcast_shapes, float32, int32, promote
@@ -168,14 +168,14 @@ class Attention(Op):
         (b, hq, sq, d), (_, hkv, skv, _) = q.type.shape, k.type.shape
         own = promote(*(x.type.dtype for x in (q, k, v)))
         wide = own.compute
-        q, k, v = (narrowed(make, x, wide) for x in (q, k, v))
+        q, k, v = (cast_to(make, x, wide) for x in (q, k, v))
         allowed = self._allowed(make, given, b, sq, skv)
         # the heads of q that share a head of k and v lie one after the other, and so are more rows of one product
         folded = make(Reshape(shape=(b, hkv, hq // hkv * sq, d)), q)
         scores = make(MatMul(), folded, make(Transpose(axes=(0, 1, 3, 2)), k))
         scores = make(Pointwise(fn="mul"), make(Reshape(shape=(b, hq, sq, skv)), scores), self.scale)
         if "bias" in given:
-            scores = make(Pointwise(fn="add"), scores, narrowed(make, given["bias"], wide))
+            scores = make(Pointwise(fn="add"), scores, cast_to(make, given["bias"], wide))
         is_plain = self._every_row_has_keys(sq, skv) and not self.return_lse
         if allowed is not None:
             scores = make(Select(), allowed, scores, -math.inf if is_plain else NOTHING)
@@ -183,7 +183,7 @@ class Attention(Op):
             v = cut(make, v, given["kv_lengths"])
         if is_plain:
             weights = make(Softmax(axis=3), scores)
-            return (narrowed(make, self._weighted(make, weights, v), own),)
+            return (cast_to(make, self._weighted(make, weights, v), own),)
         peak = make(Reduce(fn="max", axes=(3,), keepdims=True), scores)
         peak = make(Pointwise(fn="maximum"), peak, NOTHING)
         weights = make(Pointwise(fn="exp"), make(Pointwise(fn="sub"), scores, peak))
@@ -194,11 +194,11 @@ class Attention(Op):
         o = make(Pointwise(fn="div"), self._weighted(make, weights, v), divisor)
         if "q_lengths" in given:
             o = cut(make, o, given["q_lengths"])
-        o = narrowed(make, o, own)
+        o = cast_to(make, o, own)
         if not self.return_lse:
             return (o,)
         lse = make(Pointwise(fn="add"), peak, make(Pointwise(fn="log"), total))
-        return (o, make(Reshape(shape=(b, hq, sq)), narrowed(make, lse, float32)))
+        return (o, make(Reshape(shape=(b, hq, sq)), cast_to(make, lse, float32)))
 
     def _weighted(self, make: Make, weights: Value, v: Value) -> Value:
         """Weights (B, Hq, Sq, Skv) times v (B, Hkv, Skv, Dv)."""

@@ -80,7 +80,10 @@ class Reshape(Renaming):
 
 @op("transpose")
 class Transpose(Renaming):
-    """y[..., i at a, ...] = x[..., i at axes[a], ...]: axis a of y is axis `axes[a]` of x."""
+    """y[..., i at a, ...] = x[..., i at axes[a], ...]: axis a of y is axis `axes[a]` of x.
+
+    Raises GraphError unless `axes` are all axes of x, each once.
+    """
 
     axes: tuple[int, ...]
 
@@ -100,7 +103,10 @@ class Transpose(Renaming):
 
 @op("expand")
 class Expand(Renaming):
-    """y of `shape` repeats x along its size-1 axes and along new leading axes, as numpy.broadcast_to."""
+    """y of `shape` repeats x along its size-1 axes and along new leading axes, as numpy.broadcast_to.
+
+    Raises GraphError for a shape that x does not broadcast to, and for an extent below 1.
+    """
 
     shape: tuple[int, ...]
 
@@ -141,7 +147,10 @@ class Squeeze(Renaming):
 
 @op("unsqueeze")
 class Unsqueeze(Renaming):
-    """y is x with size-1 axes put in, so that they stand at `axes` of y."""
+    """y is x with size-1 axes put in, so that they stand at `axes` of y.
+
+    Raises GraphError for axes that y does not have, and for one that stands there twice.
+    """
 
     axes: tuple[int, ...]
 
@@ -193,7 +202,8 @@ class Split(Renaming):
 class Slice(Renaming):
     """y[i, ...] = x[starts + i * steps, ...], i * steps < stops - starts: one start, stop, step per axis of x.
 
-    Starts and stops count from the front here (the builder takes Python's negative ones); steps are at least 1.
+    Starts and stops count from the front here (the builder takes Python's negative ones); steps are at least 1.  Raises
+    GraphError for entries that leave x, take nothing, or are not one per axis.
     """
 
     starts: tuple[int, ...]
@@ -254,7 +264,11 @@ class Concat(Op):
 
 @op("pad")
 class Pad(Op):
-    """x with `padding` ((lo, hi) per axis) more elements of `value` on both sides of each axis."""
+    """x with `padding` ((lo, hi) per axis) more elements of `value` on both sides of each axis.
+
+    Raises GraphError for negative padding, for entries that are not one per axis, and for a value that x's integer type
+    does not hold.
+    """
 
     padding: tuple[tuple[int, int], ...]
     value: float = 0.0
@@ -288,7 +302,8 @@ class Gather(Op):
 
     A negative index counts from the end.  An index outside [-n, n) is held at the nearest end: a kernel cannot raise,
     reading outside memory is never right, and NaN exists for some types only, so this is the one behaviour that can be
-    the same for every type on every target; XLA has the same.
+    the same for every type on every target; XLA has the same.  Raises GraphError for an axis that x lacks, and for
+    indices that are neither int32 nor int64.
     """
 
     axis: int = 0
@@ -319,7 +334,8 @@ class WriteSlice(Op):
     """x with `update` in place of its elements from `start` on along `axis`; all other extents are equal.
 
     `start` is the third operand (int32 or int64, one element), or a fixed number.  It is held between 0 and the last
-    place where the update fits, as XLA's dynamic_update_slice does: nothing outside x is ever written.
+    place where the update fits, as XLA's dynamic_update_slice does: nothing outside x is ever written.  Raises
+    GraphError for an axis that x lacks, an update of another type or that does not fit, and a start of another kind.
     """
 
     axis: int
@@ -372,7 +388,10 @@ class WriteSlice(Op):
 
 @op("iota")
 class Iota(Op):
-    """y[i] = i for i < `size`: positions, from which masks are computed."""
+    """y[i] = i for i < `size`: positions, from which masks are computed.
+
+    Raises GraphError for a size below 1, and for a `dtype` that is no integer type or does not hold the last position.
+    """
 
     size: int
     dtype: str = "int32"

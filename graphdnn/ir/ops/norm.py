@@ -13,7 +13,7 @@ from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.ops.movement import Reshape
-from graphdnn.ir.ops.pointwise import Pointwise, narrowed, widened
+from graphdnn.ir.ops.pointwise import Pointwise, cast_to, widened
 from graphdnn.ir.ops.reduction import Reduce, check_axes, mean
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.spelling import quoted
@@ -129,12 +129,12 @@ class BatchNorm(Norm):
 
     def expand(self, make: Make, x: Value, *parameters: Value) -> tuple[Value, ...]:  # type: ignore[override]
         wide = max((v.type.dtype.compute for v in (x, *parameters)), key=lambda dtype: dtype.bits)
-        mean, var, scale, bias = (narrowed(make, p, wide) for p in parameters)
+        mean, var, scale, bias = (cast_to(make, p, wide) for p in parameters)
         inverse = make(Pointwise(fn="rsqrt"), make(Pointwise(fn="add"), var, self.eps))
         shape = over_axis_1(x.type.rank, x.type.shape[1])
         columns = [reshaped(make, p, shape) for p in (mean, make(Pointwise(fn="mul"), scale, inverse), bias)]
-        y = make(Pointwise(fn="mul"), make(Pointwise(fn="sub"), narrowed(make, x, wide), columns[0]), columns[1])
-        return (narrowed(make, make(Pointwise(fn="add"), y, columns[2]), x.type.dtype),)
+        y = make(Pointwise(fn="mul"), make(Pointwise(fn="sub"), cast_to(make, x, wide), columns[0]), columns[1])
+        return (cast_to(make, make(Pointwise(fn="add"), y, columns[2]), x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
         return 2 * results[0].size
@@ -170,7 +170,7 @@ class LayerNorm(Norm):
         y = expand_standardized(make, x, self.axes, self.eps)
         affine = dict(zip(self.affine, parameters, strict=True))
         y = expand_affine(make, y, affine, kept(x.type.shape, self.axes))
-        return (narrowed(make, y, x.type.dtype),)
+        return (cast_to(make, y, x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
         return 8 * results[0].size
@@ -205,7 +205,7 @@ class RmsNorm(Norm):
         y = expand_scaled_to_one(make, widened(make, x), self.axes, self.eps)
         affine = dict(zip(self.affine, parameters, strict=True))
         y = expand_affine(make, y, affine, kept(x.type.shape, self.axes))
-        return (narrowed(make, y, x.type.dtype),)
+        return (cast_to(make, y, x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
         return 5 * results[0].size
@@ -239,7 +239,7 @@ class InstanceNorm(Norm):
     def expand(self, make: Make, x: Value, scale: Value, bias: Value) -> tuple[Value, ...]:  # type: ignore[override]
         y = expand_standardized(make, x, tuple(range(2, x.type.rank)), self.eps)
         y = expand_affine(make, y, {"scale": scale, "bias": bias}, over_axis_1(x.type.rank, x.type.shape[1]))
-        return (narrowed(make, y, x.type.dtype),)
+        return (cast_to(make, y, x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
         return 8 * results[0].size
@@ -249,7 +249,8 @@ class InstanceNorm(Norm):
 class GroupNorm(Norm):
     """y = (x - mean) / sqrt(variance + eps) * scale + bias over each sample's groups of neighbouring channels.
 
-    x is (N, C, ...), C a multiple of `groups`; statistics take in all axes behind C; scale and bias are (C,).
+    x is (N, C, ...), C a multiple of `groups`; statistics take in all axes behind C; scale and bias are (C,).  Raises
+    GraphError otherwise.
     """
 
     groups: int
@@ -279,7 +280,7 @@ class GroupNorm(Norm):
         shape = self.grouped(x.type.shape)
         y = expand_standardized(make, make(Reshape(shape=shape), x), tuple(range(2, len(shape))), self.eps)
         y = expand_affine(make, y, {"scale": scale, "bias": bias}, kept(shape, (1, 2)))
-        return (make(Reshape(shape=x.type.shape), narrowed(make, y, x.type.dtype)),)
+        return (make(Reshape(shape=x.type.shape), cast_to(make, y, x.type.dtype)),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
         return 8 * results[0].size

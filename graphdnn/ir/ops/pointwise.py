@@ -243,6 +243,7 @@ TAKES: dict[str, Callable[[DType], bool]] = {
     "bool": lambda t: t.kind == "bool",
     "any": lambda t: True,
 }
+"""Whether a function that takes such operands takes a type."""
 
 
 class Elementwise(Op):
@@ -280,7 +281,11 @@ def common_type(who: str, names: tuple[str, ...], operands: tuple[TensorType, ..
 
 @op("pointwise")
 class Pointwise(Elementwise):
-    """y[i] = fn(operands at i), fn a row of FUNCTIONS; `parameters` are its numbers in the row's order."""
+    """y[i] = fn(operands at i), fn a row of FUNCTIONS; `parameters` are its numbers in the row's order.
+
+    Raises GraphError for operands whose number, types or shapes do not fit, and for numbers that the operands' integer
+    type does not hold.
+    """
 
     fn: str
     parameters: tuple[float | None, ...] = ()
@@ -342,7 +347,10 @@ def met(operands: tuple[Array, ...]) -> tuple[Array, ...]:
 
 @op("bias")
 class Bias(Elementwise):
-    """y = x + b, b broadcast against x; a 1-D b lies along `axis` of x, and the result has x's shape."""
+    """y = x + b, b broadcast against x; a 1-D b lies along `axis` of x, and the result has x's shape.
+
+    Raises GraphError where b does not broadcast to that shape, and for types that do not go together or are no numbers.
+    """
 
     axis: int | None = None
 
@@ -406,7 +414,11 @@ class Cast(Elementwise):
 
 @op("select")
 class Select(Elementwise):
-    """y = a where condition holds, b elsewhere; all three broadcast."""
+    """y = a where condition holds, b elsewhere; all three broadcast.
+
+    Raises GraphError for a condition that is not bool, for types of a and b that do not go together, and for shapes
+    that do not broadcast.
+    """
 
     @property
     def function(self) -> str:
@@ -428,9 +440,9 @@ class Select(Elementwise):
 
 def widened(make: Make, x: Value) -> Value:
     """`x` in the type that arithmetic on it is done in: a cast to float32 for the halves."""
-    return narrowed(make, x, x.type.dtype.compute)
+    return cast_to(make, x, x.type.dtype.compute)
 
 
-def narrowed(make: Make, x: Value, dtype: DType) -> Value:
+def cast_to(make: Make, x: Value, dtype: DType) -> Value:
     """`x` cast to `dtype`, or itself where it has that type."""
     return x if x.type.dtype == dtype else make(Cast(dtype=dtype.name), x)

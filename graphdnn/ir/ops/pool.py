@@ -91,7 +91,8 @@ class MaxPool(Pool):
     """y[n, c, o] = largest x[n, c, o * stride + r * dilation - lo] over the window r; NaN wins, padding never does.
 
     x is (N, C, *spatial) with two or three spatial axes, floats or integers; `padding` holds (lo, hi) per axis, at most
-    half of the window's reach.  With `ceil_mode` the last window may run over the end.
+    half of the window's reach.  With `ceil_mode` the last window may run over the end.  Raises GraphError for another
+    x, and for windows that are wrong or do not fit.
     """
 
     kernel: tuple[int, ...]
@@ -119,7 +120,9 @@ class AvgPool(Pool):
     """y[n, c, o] = sum of x over the window at o * stride - lo, divided by the window's size.
 
     The size counts the places inside x, and with `count_include_pad` those in its padding too; never those behind the
-    padding, where `ceil_mode` lets the last window run.  x is (N, C, *spatial), a float type.
+    padding, where `ceil_mode` lets the last window run.  x is (N, C, *spatial) with two or three spatial axes, a float
+    type; `padding` holds (lo, hi) per axis, at most half of the window.  Raises GraphError for another x, and for
+    windows that are wrong or do not fit.
     """
 
     kernel: tuple[int, ...]

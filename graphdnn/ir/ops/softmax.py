@@ -7,7 +7,7 @@ import numpy as np
 from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Make, Op, op
-from graphdnn.ir.ops.pointwise import Pointwise, narrowed, widened
+from graphdnn.ir.ops.pointwise import Pointwise, cast_to, widened
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.types import Array, TensorType, normalize_axis
 
@@ -41,7 +41,7 @@ class Softmax(Op):
         largest = make(Reduce(fn="max", axes=(self.axis,), keepdims=True), wide)
         powers = make(Pointwise(fn="exp"), make(Pointwise(fn="sub"), wide, largest))
         total = make(Reduce(fn="sum", axes=(self.axis,), keepdims=True), powers)
-        return (narrowed(make, make(Pointwise(fn="div"), powers, total), x.type.dtype),)
+        return (cast_to(make, make(Pointwise(fn="div"), powers, total), x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
         return 5 * results[0].size

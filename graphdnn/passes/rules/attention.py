@@ -18,7 +18,7 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Expand, Reshape, Transpose
-from graphdnn.ir.ops.pointwise import Cast, Pointwise, narrowed
+from graphdnn.ir.ops.pointwise import Cast, Pointwise, cast_to
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.types import Array, broadcast_shapes, promote
 from graphdnn.passes.constants import LARGEST_KNOWN, known_array
@@ -231,7 +231,7 @@ def summed(make: Emitter, biases: list[Value]) -> Value:
     if size <= max(b.type.size for b in biases):
         make = Precomputed(make.rewriter, make.origins)
     dtype = promote(*(b.type.dtype for b in biases))
-    return reduce(partial(make, Pointwise(fn="add")), [narrowed(make, b, dtype) for b in biases])
+    return reduce(partial(make, Pointwise(fn="add")), [cast_to(make, b, dtype) for b in biases])
 
 
 def with_four_axes(make: Emitter, x: Value) -> Value:
