@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.builder.arguments import called, whole_number, whole_numbers
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.linear import Conv, MatMul
-from graphdnn.ir.types import is_several
+from graphdnn.ir.types import is_several, whole
 from graphdnn.spelling import quoted
 
 Window = int | Sequence[int]
@@ -64,23 +65,29 @@ class LinearMethods(BuilderCore):
 
 def per_axis(who: str, what: str, value: Window, spatial: int) -> tuple[int, ...]:
     """One number per spatial axis."""
-    if not is_several(value):
+    if is_whole(value):
         return (whole_number(who, what, value),) * spatial
-    entries = whole_numbers(who, what, value)
-    if len(entries) != spatial:
+    entries = whole_numbers(who, what, value) if is_several(value) else None
+    if entries is None or len(entries) != spatial:
         raise GraphError(f"{who}: {what} is {quoted(value)}; a whole number or {spatial} of them are needed")
     return entries
 
 
 def pairs(who: str, value: Padding, spatial: int) -> tuple[tuple[int, int], ...]:
     """(lo, hi) per spatial axis."""
-    if not is_several(value):
-        both = whole_number(who, "padding", value)
-        return ((both, both),) * spatial
-    entries = [whole_numbers(who, "padding", v if is_several(v) else (v, v)) for v in value]
-    if len(entries) != spatial or any(len(pair) != 2 for pair in entries):
+    given = tuple(value) if is_several(value) else (value,) * spatial
+    entries = [tuple(e) if is_several(e) else (e, e) for e in given]
+    if len(entries) != spatial or any(len(pair) != 2 or not all(map(is_whole, pair)) for pair in entries):
         raise GraphError(
-            f"{who}: padding is {quoted(value)}; a whole number, {spatial} of them, or {spatial} (lo, hi) pairs are "
-            "needed"
+            f"{who}: padding is {quoted(value)}; a whole number, or {spatial} whole numbers or (lo, hi) pairs of such "
+            "are needed"
         )
-    return tuple((lo, hi) for lo, hi in entries)
+    return tuple((lo, hi) for lo, hi in (whole_numbers(who, "padding", pair) for pair in entries))
+
+
+def is_whole(value: Any) -> bool:
+    try:
+        whole(value)
+    except TypeError:
+        return False
+    return True
