@@ -60,23 +60,16 @@ class Handwritten:
     workspace_bytes = 0
     kernels = 1
 
-    def __init__(
-        self,
-        source: str,
-        count: int,
-        device: CudaDevice,
-        in_place: tuple[tuple[int, int], ...] = (),
-        threads: int = 128,
-    ) -> None:
+    def __init__(self, source: str, count: int, device: CudaDevice, in_place: tuple[tuple[int, int], ...] = ()) -> None:
         self._function = kernel(source, device.ordinal)
         self._launch = device.driver.cuLaunchKernel
-        self._blocks, self._threads = -(-count // threads), threads
+        self._blocks = -(-count // 128)
         self.in_place = in_place
 
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         values = [ctypes.c_uint64(a) for a in addresses]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        shape = (self._blocks, 1, 1, self._threads, 1, 1, 0)
+        shape = (self._blocks, 1, 1, 128, 1, 1, 0)
         (status,) = self._launch(self._function, *shape, stream, ctypes.addressof(pointers), 0)
         if status:
             raise ExecutionError(f"the driver refused the launch with {status.name}")

@@ -9,7 +9,7 @@ from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Policy
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, Anatomy
 from graphdnn.engines.cudnn.frames import CACHE_SIZE, Ints, is_channels_last
-from graphdnn.engines.cudnn.rules.pointwise import BRANCHING, COMPOSED, SINGLE, SQUARING, is_needed_again
+from graphdnn.engines.cudnn.rules.pointwise import BRANCHING, COMPOSED, OWN_GRADIENTS, SINGLE, SQUARING, is_needed_again
 from graphdnn.engines.cudnn.tables import IEEE
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
@@ -233,10 +233,15 @@ def branch_before(anatomy: Anatomy) -> Value | None:
 
 
 def joins_beside(anatomy: Anatomy, node: Node) -> bool:
-    """Whether an epilogue's node has an operation of two tensors, one perhaps a number, that follow from no anchor."""
+    """Whether an epilogue's node has an operation of two tensors, one perhaps a number, that follow from no anchor.
+
+    Of cuDNN's own gradients the first operand counts alone.
+    """
     assert isinstance(node.op, Elementwise)
     function, behind = node.op.function, anatomy.behind
     if node.result in behind:
+        if function in OWN_GRADIENTS:
+            return node.operands[0] not in behind
         return function in SQUARING and node.operands[1] not in behind
     if len(node.operands) > 1 or (function in COMPOSED and function not in SINGLE):
         return True

@@ -40,7 +40,8 @@ every other engine of the same lists was right."""
 MISPLACING = frozenset({("conv+pointwise", 8), ("conv_transpose+pointwise", 8)})
 """Engines, with their classes, that read the inputs of an operation of two at other places than its result's where none
 of them follows from the convolution: in `conv(x, w) * (z / 4)` they take z from the entry that stands at the window's
-beginning, or from none.  An input that is read alone is read rightly, in every type."""
+beginning, or from none.  So they do with z in cuDNN's own gradients, `silu_backward(z, conv(x, w))`.  An input that is
+read alone is read rightly, in every type."""
 
 CUTTING: dict[tuple[str, int], frozenset[tuple[int, int]]] = {("conv+pointwise", 7): frozenset({(24, 29)})}
 """Knobs (number, value) with which an engine cuts float32 operands off to TF32 instead of rounding them, by class and

@@ -12,8 +12,13 @@ import numpy as np
 
 import graphdnn as gd
 from graphdnn.ir.graph import Graph, Value
+from graphdnn.ir.ops.linear import Conv, MatMul
+from graphdnn.ir.ops.pointwise import Pointwise
+from graphdnn.ir.ops.transposed import ConvTranspose
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType
+from graphdnn.ir.writer import Rewriter
+from graphdnn.passes.rewrite import Emitter
 from tests.engines.cudnn.layouts import spatial_last, whole
 
 ONE = ("relu", "sigmoid", "tanh", "abs", "neg", "gelu", "silu", "leaky_relu", "hard_swish", "identity")
@@ -155,3 +160,23 @@ ANCHORS: dict[str, Callable[[Neighbourhood], Value]] = {
 
 IN_TF32 = ("matmul", "activated matmul", "transposed conv")
 """Those that cuDNN takes in float32 only where TF32 is allowed."""
+
+
+def rounding_operands(graph: Graph) -> Graph:
+    """The graph with every product's operands rounded to the 11 bits of TF32, where it is evaluated in float64.
+
+    By Veltkamp's splitting: c - (c - x) is x rounded to the bits that c = (2^42 + 1) x leaves of float64's 53.
+    """
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if not isinstance(node.op, Conv | ConvTranspose | MatMul):
+            rewriter.keep(node)
+            continue
+        make = Emitter(rewriter, node.origins)
+        operands = []
+        for x in node.operands:
+            c = make(Pointwise(fn="add"), make(Pointwise(fn="mul"), x, 2.0**42), x)
+            operands.append(make(Pointwise(fn="sub"), c, make(Pointwise(fn="sub"), c, x)))
+        for old, new in zip(node.results, rewriter.emit(node.op, *operands, origins=node.origins), strict=True):
+            rewriter.replace(old, new)
+    return rewriter.finish()

@@ -169,6 +169,14 @@ def beside() -> dict[str, Region]:
 
         return convolution(finish=finish)
 
+    def own_gradient(fn: str, dtype: DType, first: bool = False) -> Region:
+        def finish(g: gd.GraphBuilder, y: Value) -> Value:
+            z = whole_input(g, y)
+            gradient: Value = getattr(g, fn)(*((y, z) if first else (z, y)))
+            return gradient
+
+        return convolution(dtype=dtype, finish=finish)
+
     def whole_input(g: gd.GraphBuilder, y: Value) -> Value:
         return g.input("z", y.type.shape, y.type.dtype, strides=spatial_last(y.type.shape))
 
@@ -186,6 +194,10 @@ def beside() -> dict[str, Region]:
         "transposed conv, half of another input": upsampled(),
         "conv, gradient at another input": gradient(first=True),
         "conv, gradient of another input": gradient(first=False),
+        "conv, SiLU's gradient of another input, float32": own_gradient("silu_backward", gd.float32),
+        "conv, GELU's gradient of another input": own_gradient("gelu_backward", gd.float16),
+        "conv, ReLU's gradient of another input, float32": own_gradient("relu_backward", gd.float32),
+        "conv, GELU's gradient at another input, float32": own_gradient("gelu_backward", gd.float32, first=True),
         "conv, cast and relu": convolution(finish=again),
         "matmul, cast and relu": product(finish=again),
         "conv, casts of what is needed again": convolution(finish=twice_wide),
