@@ -235,6 +235,10 @@ class Rewriter:
         """From now on, whoever read `old` reads `new`."""
         self._new[old] = new
 
+    def replace_results(self, node: Node, results: Sequence[Value]) -> None:
+        """From now on, whoever read the results of an old node reads these."""
+        self._new.update(zip(node.results, results, strict=True))
+
     def keep(
         self, node: Node, *, operands: Sequence[Value] | None = None, origins: tuple[str, ...] | None = None
     ) -> tuple[Value, ...]:
@@ -247,8 +251,7 @@ class Rewriter:
             kept = Node(node.name, node.op, reads, tuple(Value(v.name, v.type) for v in node.results), work)
             if all(new.type is old.type for new, old in zip(reads, node.operands, strict=True)):
                 kept.__dict__["inferred"] = node.inferred  # what an op gives follows from the types of its operands
-            for old, new in zip(node.results, kept.results, strict=True):
-                self.replace(old, new)
+            self.replace_results(node, kept.results)
         self.writer.adopt(kept)
         return kept.results
 

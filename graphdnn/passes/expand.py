@@ -31,8 +31,7 @@ def expand(graph: Graph, ask: Ask) -> Rewritten:
                 taken.add(rewriter.writer.nodes[-1])
                 continue
             results, ops = smaller
-            for old, new in zip(node.results, results, strict=True):
-                rewriter.replace(old, new)
+            rewriter.replace_results(node, results)
             changes.append(f"{', '.join(node.origins)}: no engine takes {node.op} whole; now {', '.join(ops)}")
         if len(changes) == before:
             done = Rewritten(graph, tuple(changes))

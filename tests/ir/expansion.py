@@ -26,6 +26,5 @@ def expanded(graph: Graph) -> Graph:
         if results is None:
             rewriter.keep(node)
             continue
-        for old, new in zip(node.results, results, strict=True):
-            rewriter.replace(old, new)
+        rewriter.replace_results(node, results)
     return rewriter.finish()

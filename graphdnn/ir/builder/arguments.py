@@ -18,6 +18,15 @@ def called(name: object, otherwise: str) -> str:
     return otherwise if name is None else named(checked_name("a value or node", name))
 
 
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number of any size; 2.0 and True are none."""
+    try:
+        whole(value)
+    except TypeError:
+        return False
+    return True
+
+
 def whole_number(who: str, what: str, value: Any) -> int:
     """A whole number of 128 bits.  Raises GraphError naming `who` and `what` for all else, 2.0 and True included."""
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.builder.arguments import called, whole_number, whole_numbers
+from graphdnn.ir.builder.arguments import called, is_whole, whole_number, whole_numbers
 from graphdnn.ir.builder.core import BuilderCore
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.linear import Conv, MatMul
-from graphdnn.ir.types import is_several, whole
+from graphdnn.ir.types import is_several
 from graphdnn.spelling import quoted
 
 Window = int | Sequence[int]
@@ -83,11 +82,3 @@ def pairs(who: str, value: Padding, spatial: int) -> tuple[tuple[int, int], ...]
             "are needed"
         )
     return tuple((lo, hi) for lo, hi in (whole_numbers(who, "padding", pair) for pair in entries))
-
-
-def is_whole(value: Any) -> bool:
-    try:
-        whole(value)
-    except TypeError:
-        return False
-    return True

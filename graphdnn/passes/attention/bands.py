@@ -27,8 +27,7 @@ def plain_bands(graph: Graph) -> Rewritten:
             continue
         operands = [rewriter[v] for v in node.operands]
         results = rewriter.emit(plain[node][0], *operands, origins=node.origins, stem=node.name)
-        for old, new in zip(node.results, results, strict=True):
-            rewriter.replace(old, new)
+        rewriter.replace_results(node, results)
     return Rewritten(rewriter.finish(), tuple(f"{', '.join(n.origins)}: {said}" for n, (_, said) in plain.items()))
 
 

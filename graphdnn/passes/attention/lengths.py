@@ -53,8 +53,7 @@ def complete(graph: Graph) -> Rewritten:
             new[name] = made[key]
         op, optional = node.op.with_optional(new)
         results = rewriter.emit(op, *(rewriter[v] for v in node.operands[:3]), *optional, origins=node.origins)
-        for old, result in zip(node.results, results, strict=True):
-            rewriter.replace(old, result)
+        rewriter.replace_results(node, results)
     return Rewritten(rewriter.finish(), tuple(changes)) if changes else Rewritten(graph)
 
 

@@ -120,8 +120,7 @@ def with_biases(graph: Graph, hidden: Mapping[Node, Hidden]) -> tuple[Graph, dic
         operands = [rewriter[v] for v in (*node.operands[:3], *optional)]
         results = rewriter.emit(op, *operands, origins=node.origins)
         made[node] = rewriter.writer.nodes[-1]
-        for old, new in zip(node.results, results, strict=True):
-            rewriter.replace(old, new)
+        rewriter.replace_results(node, results)
     return rewriter.finish(), made
 
 

@@ -84,8 +84,7 @@ class Assignment:
         results = tuple(replace(v, type=t, owner=None) for v, t in zip(node.results, types, strict=True))
         made = Node(node.name, node.op, tuple(operands), results, node.origins)
         self.rewriter.writer.adopt(made)
-        for old, new in zip(node.results, results, strict=True):
-            self.rewriter.replace(old, new)
+        self.rewriter.replace_results(node, results)
         if is_free(made):
             self.root |= dict.fromkeys(results, self.root.get(operands[0], operands[0]))
         self.meant |= {new: user_name(old, self.graph) for old, new in zip(node.results, results, strict=True)}

@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import TensorType, row_major
-from graphdnn.passes.layout.rules import Layouts, Strides, image_strides, layouts_around, matters, promised_strides
+from graphdnn.passes.layout.rules import (
+    Layouts,
+    Strides,
+    image_strides,
+    layouts_around,
+    leaving,
+    matters,
+    promised_strides,
+)
 
 LAST, MAJOR = -1, -2
 """The source and the sink of the flow network, for channels-last and row-major; chosen nodes are numbered from 0."""
@@ -126,11 +134,9 @@ class Dependence:
     def leave(self) -> None:
         """Outputs and states' next values are alone in memory of their own, with the strides that they have outside."""
         graph = self.graph
-        leaving = [(value, graph.states[name].type) for name, value in graph.updates.items()]
-        leaving += [(value, graph.output_type(name)) for name, value in graph.outputs.items()]
         sources = {*graph.inputs.values(), *graph.states.values(), *graph.constants.values()}
         taken: tuple[set[Value], set[Value]] = (set(), set())
-        for value, layout in dict.fromkeys((v, t.layout) for v, t in leaving):
+        for value, layout in dict.fromkeys((v, t.layout) for v, t in leaving(graph)):
             laid = self.laid.get(value) or certain(value, value.type)
             forms = zip((laid.last, laid.major), laid.roots, self.needs[value], taken, strict=True)
             for form, root, needs, others in forms:

@@ -211,12 +211,16 @@ def fits(type: TensorType, last: bool, dense: bool) -> bool:
     ]
 
 
+def leaving(graph: Graph) -> list[tuple[Value, TensorType]]:
+    """What leaves the graph, states' next values first, as the types that it has outside."""
+    states = [(value, graph.states[name].type) for name, value in graph.updates.items()]
+    return states + [(value, graph.output_type(name)) for name, value in graph.outputs.items()]
+
+
 def promised_strides(graph: Graph) -> Mapping[Value, Strides]:
     """The layout in which each value leaves the graph first, be it as a copy that an earlier run of the pass made."""
-    leaving = [(value, graph.states[name].type) for name, value in graph.updates.items()]
-    leaving += [(value, graph.output_type(name)) for name, value in graph.outputs.items()]
     promised: dict[Value, Strides] = {}
-    for value, type in leaving:
+    for value, type in leaving(graph):
         promised.setdefault(value, type.layout)
         maker = graph.producer.get(value)
         if maker is not None and isinstance(maker.op, Convert):

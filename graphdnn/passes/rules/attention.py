@@ -198,8 +198,10 @@ def attention(make: Emitter, found: Match) -> Value:
         k, _, node = inner
         make.also([node])
     k = with_four_axes(make, transposed_back(make, k, found.graph))
-    causal, biases = causal_mask(found), biases_of(found)
-    if "fill" not in found:
+    biases = biases_of(found)
+    if "fill" in found:
+        causal = causal_mask(found)
+    else:
         causal, biases = without_triangle(biases, found.graph, found["product"].type.shape)
     extras: dict[str, Value] = {}
     if biases:
@@ -265,7 +267,7 @@ def causal_alignment(allowed: Array, scores: tuple[int, ...]) -> str | None:
 
 def causal_mask(found: Match) -> str | None:
     """The alignment that the mask spells, where it is known."""
-    allowed = allowed_keys(found) if "fill" in found else None
+    allowed = allowed_keys(found)
     return None if allowed is None else causal_alignment(allowed, found["product"].type.shape)
 
 

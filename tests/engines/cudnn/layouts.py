@@ -23,8 +23,7 @@ def laid_out(graph: Graph, layout: Layout = spatial_last) -> Graph:
         made = rewriter.emit(
             node.op, *(rewriter[v] for v in node.operands), origins=node.origins, stem=node.name, types=types
         )
-        for old, new in zip(node.results, made, strict=True):
-            rewriter.replace(old, new)
+        rewriter.replace_results(node, made)
     return rewriter.finish()
 
 

@@ -177,6 +177,5 @@ def rounding_operands(graph: Graph) -> Graph:
         for x in node.operands:
             c = make(Pointwise(fn="add"), make(Pointwise(fn="mul"), x, 2.0**42), x)
             operands.append(make(Pointwise(fn="sub"), c, make(Pointwise(fn="sub"), c, x)))
-        for old, new in zip(node.results, rewriter.emit(node.op, *operands, origins=node.origins), strict=True):
-            rewriter.replace(old, new)
+        rewriter.keep(node, operands=operands)
     return rewriter.finish()

@@ -162,14 +162,7 @@ def beside() -> dict[str, Region]:
         y = g.conv_transpose(x, w, stride=2, padding=1, output_padding=1)
         return closed(g, g.mul(y, g.mul(whole_input(g, y), 0.5)))
 
-    def gradient(first: bool) -> Region:
-        def finish(g: gd.GraphBuilder, y: Value) -> Value:
-            z = whole_input(g, y)
-            return g.tanh_backward(y, z) if first else g.tanh_backward(z, y)
-
-        return convolution(finish=finish)
-
-    def own_gradient(fn: str, dtype: DType, first: bool = False) -> Region:
+    def gradient(fn: str, dtype: DType = gd.float16, first: bool = False) -> Region:
         def finish(g: gd.GraphBuilder, y: Value) -> Value:
             z = whole_input(g, y)
             gradient: Value = getattr(g, fn)(*((y, z) if first else (z, y)))
@@ -192,12 +185,12 @@ def beside() -> dict[str, Region]:
         "conv, square of another input": image(gd.bfloat16, lambda g, z: g.square(z)),
         "conv, sigmoid of another input, float32": image(gd.float32, lambda g, z: g.sigmoid(z)),
         "transposed conv, half of another input": upsampled(),
-        "conv, gradient at another input": gradient(first=True),
-        "conv, gradient of another input": gradient(first=False),
-        "conv, SiLU's gradient of another input, float32": own_gradient("silu_backward", gd.float32),
-        "conv, GELU's gradient of another input": own_gradient("gelu_backward", gd.float16),
-        "conv, ReLU's gradient of another input, float32": own_gradient("relu_backward", gd.float32),
-        "conv, GELU's gradient at another input, float32": own_gradient("gelu_backward", gd.float32, first=True),
+        "conv, gradient at another input": gradient("tanh_backward", first=True),
+        "conv, gradient of another input": gradient("tanh_backward"),
+        "conv, SiLU's gradient of another input, float32": gradient("silu_backward", gd.float32),
+        "conv, GELU's gradient of another input": gradient("gelu_backward"),
+        "conv, ReLU's gradient of another input, float32": gradient("relu_backward", gd.float32),
+        "conv, GELU's gradient at another input, float32": gradient("gelu_backward", gd.float32, first=True),
         "conv, cast and relu": convolution(finish=again),
         "matmul, cast and relu": product(finish=again),
         "conv, casts of what is needed again": convolution(finish=twice_wide),

@@ -230,10 +230,12 @@ SINGLE = frozenset({"silu", "swish", "leaky_relu"})
 SQUARING = frozenset({"tanh_backward", "softplus_backward", "elu_backward"})
 """Gradients of which some operation joins the second operand with itself or with a number."""
 
-OWN_GRADIENTS = frozenset(f for f in (*MODE, *COMPOSED) if f.endswith("_backward")) - OPERATIONS.keys()
+GRADIENTS = frozenset(f for f in (*MODE, *COMPOSED) if f.endswith("_backward"))
+
+OWN_GRADIENTS = GRADIENTS - OPERATIONS.keys()
 """Gradients that are one operation of cuDNN."""
 
-BRANCHING = frozenset({"hard_swish", "elu", *(f for f in (*MODE, *COMPOSED) if f.endswith("_backward"))})
+BRANCHING = GRADIENTS | {"hard_swish", "elu"}
 """Functions that read a tensor twice in some form, and gradients, on which cuDNN's norms fail."""
 
 TWO_SIDED = frozenset(MIRRORED) | frozenset(SMALL_FIRST) | {"select"}
