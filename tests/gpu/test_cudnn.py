@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.answer import Decline
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, DevicePlan, Policy
 from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.engine import CudnnEngine, as_candidates
@@ -21,7 +21,17 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array, bool_, channels_last, row_major
 from graphdnn.runtime.device import CudaDevice
 from tests.engines.cudnn.layouts import spatial_last, whole
-from tests.engines.cudnn.regions import attention, bias, closed, columns, convolution, norm, product, residual
+from tests.engines.cudnn.regions import (
+    attention,
+    bias,
+    closed,
+    columns,
+    convolution,
+    norm,
+    product,
+    residual,
+    without_exact_plan,
+)
 from tests.engines.cudnn.surface_graphs import GRAPHS, ROW_MAJOR
 from tests.engines.cudnn.test_lower import FLOAT_FUNCTIONS, SIZES, behind
 from tests.engines.cudnn.test_support import TAKEN
@@ -315,6 +325,18 @@ def test_tf32_on_request(device: CudaDevice, rng: Rng) -> None:
     tf32 = Policy(precision="tf32")
     check(device, FLOAT32["bias, relu"], rng, tf32)
     check(device, product((65, 40), (40, 33), gd.float32, finish=lambda g, y: g.gelu(columns(g, y))), rng, tf32)
+
+
+@pytest.mark.parametrize("name", without_exact_plan())
+def test_what_only_tf32_computes_rightly_is_declined_until_it_is_asked_for(
+    name: str, device: CudaDevice, rng: Rng
+) -> None:
+    region = without_exact_plan()[name]
+    with device:
+        refusal = CudnnEngine().candidates(region, device, Policy())
+    assert isinstance(refusal, Decline)
+    assert refusal.code == Code.PRECISION
+    check(device, region, rng, Policy(precision="tf32"))
 
 
 def test_plans_are_within_the_workspace_they_tell(device: CudaDevice) -> None:

@@ -149,6 +149,33 @@ def attention(
     return closed(g, dict(zip(("o", "lse"), made, strict=True)) if isinstance(made, tuple) else made, row_major)
 
 
+def whole_input(g: gd.GraphBuilder, y: Value) -> Value:
+    """An input like a product's result."""
+    return g.input("z", y.type.shape, y.type.dtype, strides=spatial_last(y.type.shape))
+
+
+def gradient(fn: str, dtype: DType = gd.float16, first: bool = False) -> Region:
+    """A gradient of a convolution's result and another input, the result first or second."""
+
+    def finish(g: gd.GraphBuilder, y: Value) -> Value:
+        z = whole_input(g, y)
+        gradient: Value = getattr(g, fn)(*((y, z) if first else (z, y)))
+        return gradient
+
+    return convolution(dtype=dtype, finish=finish)
+
+
+def without_exact_plan() -> dict[str, Region]:
+    """Float32 regions that only engines in TF32 compute rightly."""
+    names = {
+        "ReLU": "relu_backward",
+        "leaky ReLU": "leaky_relu_backward",
+        "SiLU": "silu_backward",
+        "GELU": "gelu_backward",
+    }
+    return {f"conv, {name}'s gradient of another input": gradient(fn, gd.float32) for name, fn in names.items()}
+
+
 def beside() -> dict[str, Region]:
     """What a product meets from its side, and casts of what is needed again."""
 
@@ -161,17 +188,6 @@ def beside() -> dict[str, Region]:
         w = g.input("w", (16, 8, 3, 3), gd.float16, strides=channels_last((16, 8, 3, 3)))
         y = g.conv_transpose(x, w, stride=2, padding=1, output_padding=1)
         return closed(g, g.mul(y, g.mul(whole_input(g, y), 0.5)))
-
-    def gradient(fn: str, dtype: DType = gd.float16, first: bool = False) -> Region:
-        def finish(g: gd.GraphBuilder, y: Value) -> Value:
-            z = whole_input(g, y)
-            gradient: Value = getattr(g, fn)(*((y, z) if first else (z, y)))
-            return gradient
-
-        return convolution(dtype=dtype, finish=finish)
-
-    def whole_input(g: gd.GraphBuilder, y: Value) -> Value:
-        return g.input("z", y.type.shape, y.type.dtype, strides=spatial_last(y.type.shape))
 
     def again(g: gd.GraphBuilder, y: Value) -> dict[str, Value]:
         return {"y": g.cast(y, gd.float32), "z": g.relu(y)}
@@ -187,9 +203,10 @@ def beside() -> dict[str, Region]:
         "transposed conv, half of another input": upsampled(),
         "conv, gradient at another input": gradient("tanh_backward", first=True),
         "conv, gradient of another input": gradient("tanh_backward"),
-        "conv, SiLU's gradient of another input, float32": gradient("silu_backward", gd.float32),
+        "conv, SiLU's gradient of another input": gradient("silu_backward"),
         "conv, GELU's gradient of another input": gradient("gelu_backward"),
-        "conv, ReLU's gradient of another input, float32": gradient("relu_backward", gd.float32),
+        "conv, ReLU's gradient of another input": gradient("relu_backward"),
+        "conv, leaky ReLU's gradient of another input": gradient("leaky_relu_backward"),
         "conv, GELU's gradient at another input, float32": gradient("gelu_backward", gd.float32, first=True),
         "conv, cast and relu": convolution(finish=again),
         "matmul, cast and relu": product(finish=again),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import graphdnn as gd
-from graphdnn.answer import Decline
+from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Policy
 from graphdnn.engines.cudnn import engine, tables
 from graphdnn.engines.cudnn.anatomy import Anatomy
@@ -13,7 +13,7 @@ from graphdnn.engines.cudnn.estimate import engine_class
 from graphdnn.engines.cudnn.plans import PlanName, Proposal
 from graphdnn.engines.cudnn.tables import FLOAT32_ERRORS, FLOAT32_LIMIT, IEEE, KNOWN, WRONG, is_known
 from graphdnn.target import Target
-from tests.engines.cudnn.regions import beside, bias, convolution, product
+from tests.engines.cudnn.regions import beside, bias, convolution, product, without_exact_plan
 
 H200 = replace(Target.named("h200"), present=True)
 
@@ -108,12 +108,24 @@ def test_engines_that_read_a_side_branch_elsewhere_are_left_out(name: str) -> No
         "conv, sigmoid of another input, float32": ["eng8"],
         "conv, cast and relu": ["eng8", "eng4_k24=29"],
         "conv, gradient of another input": ["eng8", "eng4_k24=29"],
-        "conv, SiLU's gradient of another input, float32": [],  # engine 4 is no float32
-        "conv, ReLU's gradient of another input, float32": [],
         "conv, GELU's gradient at another input, float32": ["eng8"],
     }
     names = [] if isinstance(kept, Decline) else [candidate.name for candidate in kept]
     assert names == right.get(name, ["eng4_k24=29"])
+
+
+@pytest.mark.parametrize("name", without_exact_plan())
+def test_a_gradient_that_no_float32_engine_computes_rightly_is_left_to_tf32(name: str) -> None:
+    anatomy = Anatomy(without_exact_plan()[name])
+    found = [Proposal(PlanName.parse(n), 0, (), True) for n in ("eng8", "eng4_k24=29")]
+    refusal = engine.trusted(anatomy, found, H200, Policy())
+    assert isinstance(refusal, Decline)
+    assert refusal.code == Code.PRECISION
+    assert refusal.fix is not None
+    assert (refusal.fix.attribute, refusal.fix.after) == ("precision", "tf32")
+    kept = engine.trusted(anatomy, found, H200, Policy(precision="tf32"))
+    assert not isinstance(kept, Decline)
+    assert [candidate.name for candidate in kept] == ["eng4_k24=29"]
 
 
 def test_an_engine_that_was_seen_to_vary_is_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
