@@ -107,7 +107,7 @@ def summary(report: CompileReport) -> str:
     if not report.exact_cover:
         lines.append("the cover was found by a bounded search, not an exact one")
     lines += report.effects
-    plans = Counter(p.verdict for c in report.candidates for p in c.plans)
+    plans = spoiled_plans(report)
     if plans["wrong"]:
         lines.append(
             f"{counted(plans['wrong'], 'plan')} gave wrong numbers and {plans['failed']} failed; none was chosen"
@@ -115,6 +115,17 @@ def summary(report: CompileReport) -> str:
     elif plans["failed"]:
         lines.append(f"{counted(plans['failed'], 'plan')} failed; none was chosen")
     return "\n".join(lines)
+
+
+def spoiled_plans(report: CompileReport) -> Counter[str]:
+    """How many plans failed and how many were wrong.
+
+    Equal regions share what became of their plans, times and estimates included, so equal plans of one engine and
+    pattern are one.
+    """
+    entries = ((c.engine, c.pattern, p) for c in report.candidates for p in c.plans)
+    spoiled = {entry for entry in entries if entry[2].verdict in ("wrong", "failed")}
+    return Counter(plan.verdict for _, _, plan in spoiled)
 
 
 def table(report: CompileReport) -> str:

@@ -89,6 +89,15 @@ def test_a4_whole(clock: Clock, with_engines: Any) -> None:
     np.testing.assert_array_equal(exe({"x": X})["y"], 2 * X)
 
 
+def test_plans_of_equal_regions_are_counted_once(clock: Clock, with_engines: Any) -> None:
+    with_engines(Scripted("one", {"a": Act(1, factor=2), "b": Act(fails="run"), "c": Act()}, clock, takes=("mul",)))
+    g = gd.GraphBuilder("twins")
+    inputs = {name: g.input(name, (3, 5), gd.float32) for name in ("u", "v")}
+    exe = compiled(g.build({f"{name}2": g.mul(x, 2.0) for name, x in inputs.items()}))
+    assert [(r.pattern, r.plan) for r in exe.report.regions] == [("mul", "c")] * 2
+    assert "1 plan gave wrong numbers and 1 failed; none was chosen" in exe.explain()
+
+
 def test_an_engine_with_wrong_numbers_only_gives_way(clock: Clock, with_engines: Any) -> None:
     with_engines(Scripted("liar", {"a": Act(1, factor=-1)}, clock, 1.0), Scripted("honest", {"b": Act(50)}, clock))
     exe = compiled(double())
