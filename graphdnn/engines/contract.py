@@ -88,7 +88,9 @@ class DevicePlan(Protocol):
 
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the work on a stream.  `addresses` are device addresses of the region's inputs, then its outputs, in
-        the region's order; `workspace` is the address of `workspace_bytes` aligned to MEMORY_ALIGNMENT."""
+        the region's order; `workspace` is the address of `workspace_bytes` aligned to MEMORY_ALIGNMENT.
+
+        Raises ExecutionError where the library or the driver refuses it."""
 
 
 @runtime_checkable

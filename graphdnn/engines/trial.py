@@ -16,7 +16,8 @@ from graphdnn.engines.reference import ReferencePlan
 from graphdnn.errors import ContextLostError, ExecutionError, MomentaryError
 
 RUN_ERRORS = (ExecutionError, RuntimeError, MemoryError)
-"""What a plan that cannot run raises; the second is what bindings of libraries raise."""
+"""What a plan that cannot run raises.  Engines make ExecutionErrors of what their libraries raise; a RuntimeError that
+one lets through, as bindings raise it, ends that plan too, and neither the process nor the choice among the others."""
 
 TRYING = "graphdnn.trying"
 """Audit event before a plan is built, and again before its first run: engine, plan, pattern of the region.  Whoever

@@ -43,6 +43,7 @@ CODES: tuple[tuple[str, Code], ...] = (
 """Code by what stands in the text, the most telling first: one text names several engines and several reasons."""
 
 RAW_LENGTH = 400
+"""Characters of cuDNN's own text that a reason repeats: enough for the first of the engines that it names."""
 
 
 def decline(error: Exception, who: str) -> Decline:
@@ -83,13 +84,18 @@ FIXES: dict[Code, Callable[[str], Fix]] = {
 }
 
 
-def attempt(action: Callable[[], T], who: str) -> T | Decline:
-    """What `action` returns, or the decline that the frontend's exception stands for."""
+def frontend_errors() -> tuple[type[Exception], ...]:
+    """What the frontend raises: its own error, which is none of Python's, and those that C++ exceptions become."""
     import cudnn
 
+    return RuntimeError, ValueError, TypeError, MemoryError, cudnn.cudnnGraphNotSupportedError
+
+
+def attempt(action: Callable[[], T], who: str) -> T | Decline:
+    """What `action` returns, or the decline that the frontend's exception stands for."""
     try:
         return action()
-    except (RuntimeError, ValueError, TypeError, MemoryError, cudnn.cudnnGraphNotSupportedError) as error:
+    except frontend_errors() as error:
         return decline(error, who)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Device
-from graphdnn.engines.cudnn.errors import attempt, failure, needed_workspace
+from graphdnn.engines.cudnn.errors import attempt, failure, frontend_errors, needed_workspace
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.saved import Identity
@@ -215,7 +215,7 @@ class CudnnPlan:
         pointers = {uid: addresses[index] for uid, index in self.bindings}
         try:
             self._held[0](pointers, workspace, HANDLES.on(self._ordinal, stream))
-        except (RuntimeError, MemoryError) as error:
+        except frontend_errors() as error:
             raise failure(error, self.identity["plan"]) from None
 
 

@@ -1,8 +1,10 @@
 """The engine apart from the library: what it keeps, what it asks for once, how a plan is run."""
 
+import builtins
 from types import SimpleNamespace
 from typing import Any
 
+import cudnn
 import pytest
 
 import graphdnn as gd
@@ -13,7 +15,7 @@ from graphdnn.engines.cudnn import plans
 from graphdnn.engines.cudnn.engine import CudnnEngine
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal
-from graphdnn.errors import OutOfMemoryError
+from graphdnn.errors import ExecutionError, OutOfMemoryError
 from graphdnn.ir.region import Region
 from graphdnn.runtime.cache import NullStore
 from graphdnn.target import Target
@@ -85,8 +87,6 @@ def test_what_the_rules_refuse_is_not_asked_for(asked: list[object]) -> None:
 
 @pytest.mark.parametrize("method", ["candidates", "build"])
 def test_a_missing_library_names_its_package(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import cudnn
-
     def unloaded() -> int:
         raise RuntimeError("libcudnn.so.9 is not there")
 
@@ -130,6 +130,17 @@ def test_a_thread_without_memory_for_its_handle_is_told_so(monkeypatch: pytest.M
     graph = SimpleNamespace(_execute=lambda *given: None)
     plan = CudnnPlan(Lowering(graph, ()), 3, 256, {"plan": "eng4_k24=2"})
     with pytest.raises(OutOfMemoryError, match="eng4_k24=2"):
+        plan.enqueue([], 7, 4096)
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError", "ValueError", "cudnnGraphNotSupportedError"])
+def test_a_plan_that_cudnn_refuses_to_run_is_an_error_of_ours(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> None:
+        raise getattr(cudnn, kind, getattr(builtins, kind, None))("CUDNN_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(plans, "HANDLES", SimpleNamespace(on=lambda ordinal, stream: 0))
+    plan = CudnnPlan(Lowering(SimpleNamespace(_execute=refusing), ()), 3, 256, {"plan": "eng4_k24=2"})  # type: ignore[arg-type]
+    with pytest.raises(ExecutionError, match="cuDNN on eng4_k24=2: CUDNN_STATUS_NOT_SUPPORTED"):
         plan.enqueue([], 7, 4096)
 
 
