@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from graphdnn.engines.nvrtc.hardware import VECTOR_BYTES
 from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.movement import Concat, Convert, Gather, Iota, Pad, Renaming, WriteSlice, reshaped_strides
@@ -20,9 +21,6 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, TensorType
 
 Strides = tuple[int, ...]
-
-SHORT_BYTES = 16
-"""An innermost axis as short as this is written as a whole, padding included."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ def padded(node: Node, number: Numbers) -> list[Job]:
 def is_short(type: TensorType, axis: int) -> bool:
     """Whether an axis is the innermost one, and as short as what a thread writes at once."""
     innermost = [a for a, (n, s) in enumerate(zip(type.shape, type.layout, strict=True)) if n > 1 and s == 1]
-    return innermost == [axis] and type.shape[axis] * type.dtype.itemsize <= SHORT_BYTES
+    return innermost == [axis] and type.shape[axis] * type.dtype.itemsize <= VECTOR_BYTES
 
 
 def gathered(node: Node, number: Numbers) -> list[Job]:

@@ -14,6 +14,7 @@ from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.conv import conv_op, window_constants
 from graphdnn.engines.nvrtc.emit import opening, prelude, storage, template
 from graphdnn.engines.nvrtc.epilogue import anchor_with_epilogue, epilogue_of
+from graphdnn.engines.nvrtc.hardware import BLOCK, REGISTERS_A_CORE, THREADS_A_CORE, WARP, WORD_BYTES
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT
 from graphdnn.engines.nvrtc.recipe import Anchored, Family, Kernel, Recipe, buffers, parameter_names, parameters
 from graphdnn.engines.nvrtc.tiling import accumulator
@@ -22,19 +23,21 @@ from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
-BLOCK = 256
 SHARED_BYTES = 40 * 1024
-"""What the filters of a block's channels may take; more would leave a core with too few blocks."""
-
-REGISTERS = 65536
-"""32-bit registers of a multiprocessor."""
+"""What the filters of a block's channels may take: five such blocks fit the 228 KiB of a multiprocessor of an H200."""
 
 OTHER_REGISTERS = 28
 """What a thread needs beside sums, inputs and filters: addresses and counters."""
 
 MOST_REGISTERS = 200
+"""Registers of a thread by this count, of the 255 that there are: the epilogue takes some too."""
+
 MOST_SUMS = 64
 """More results a thread compile slowly with an epilogue behind each."""
+
+CHANNELS, MOST_ROWS, MOST_COLUMNS = (4, 2, 1), 7, 8
+"""Neighbouring results of a thread along each axis: channels as vectors have them, rows and columns up to about the
+extent of the smallest images of networks, 7 x 7."""
 
 OTHERS = 3
 """Further divisions of the work that are offered for timing, of any number of channels."""
@@ -114,12 +117,14 @@ def choices(parts: Anchored) -> Iterator[Strips]:
     channels = parts.anchor.result.type.shape[1]
     taps = w.shape[2] * w.shape[3]
     wide = 2 if accumulator(parts.anchor.operand_types[0].dtype) == "double" else 1
-    for each in (n for n in (4, 2, 1) if channels % n == 0):
-        lanes = min(32, channels // each, SHARED_BYTES // (taps * each * 4 * wide))
+    for each in (n for n in CHANNELS if channels % n == 0):
+        lanes = min(WARP, channels // each, SHARED_BYTES // (taps * each * WORD_BYTES * wide))
         if lanes == 0:
             continue
         lanes = -(-(channels // each) // -(-(channels // each) // lanes))
-        for rows, columns in product(range(1, 8 if conv_op(parts).dilation[0] == 1 else 2), range(1, 9)):
+        # The rows of a dilated filter have no row of the input in common.
+        most_rows = MOST_ROWS if conv_op(parts).dilation[0] == 1 else 1
+        for rows, columns in product(range(1, most_rows + 1), range(1, MOST_COLUMNS + 1)):
             if rows * columns * each <= MOST_SUMS:
                 strips = strips_of(parts, (each, columns, rows, lanes), wide)
                 if strips.registers <= MOST_REGISTERS:
@@ -151,14 +156,16 @@ def strips_of(parts: Anchored, cut: tuple[int, int, int, int], wide: int) -> Str
         blocks=chunks * -(-strips // a_block),
         registers=wide * (sums + span * each + each) + OTHER_REGISTERS,
         read=read,
-        slots=multiplied * (MULTIPLY_SLOTS * columns + SHARED_SLOTS * 4) + FETCH_SLOTS * fetched + RESULT_SLOTS * sums,
+        slots=multiplied * (MULTIPLY_SLOTS * columns + SHARED_SLOTS * WORD_BYTES)
+        + FETCH_SLOTS * fetched
+        + RESULT_SLOTS * sums,
     )
 
 
 def walk_us(strips: Strips, target: Target) -> float:
     """Microseconds of the multiprocessors with the most blocks: issue slots and waiting, without the bytes' time."""
     a_core = -(-strips.blocks // target.sm_count)
-    resident = max(1, min(8, REGISTERS // (strips.threads * strips.registers)))
+    resident = max(1, min(THREADS_A_CORE // BLOCK, REGISTERS_A_CORE // (strips.threads * strips.registers)))
     # The rate counts a multiply-add as two.
     rate = target.rate("float32") / 2 / target.sm_count
     return 1e6 * a_core * strips.threads * strips.slots / rate + ROW_US * strips.read * -(-a_core // resident)

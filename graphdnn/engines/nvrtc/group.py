@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphdnn.engines.nvrtc.emit import register, storage
+from graphdnn.engines.nvrtc.hardware import VECTOR_BYTES
 from graphdnn.engines.nvrtc.indexing import offset_terms
 from graphdnn.ir.graph import Value
-
-LARGEST_PIECE = 16
-"""Bytes that one instruction moves at most."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Access:
 
     def piece(self, width: int) -> int:
         """Bytes to which a group's address must be aligned to be moved as vectors."""
-        return min(LARGEST_PIECE, width * self.value.type.dtype.itemsize)
+        return min(VECTOR_BYTES, width * self.value.type.dtype.itemsize)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
+from graphdnn.engines.nvrtc.hardware import VECTOR_BYTES
+
 Strides = tuple[int, ...]
 LARGEST_INT = 2**31 - 1
+
+ROUNDED_UP = 2**20
+"""More elements than any block takes, so that the count of a whole number of blocks is below count plus this."""
+
+MOST_ELEMENTS = 8
+"""Elements of a group, but of bytes, which fill a vector: wider groups only cost registers."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Space:
         reach = max(
             (sum((n - 1) * abs(s) for n, s in zip(self.extents, a, strict=True)) for a in self.accesses), default=0
         )
-        return max(reach, self.size + 2**20) <= LARGEST_INT
+        return max(reach, self.size + ROUNDED_UP) <= LARGEST_INT
 
 
 def ordered(space: Space, leader: int) -> Space:
@@ -64,17 +72,18 @@ def collapsed(space: Space) -> Space:
     return Space(tuple(extents), tuple(zip(*columns, strict=True)))
 
 
-def vector_width(space: Space, itemsizes: Sequence[int], most_bytes: int = 16, most: int = 16) -> int:
+def vector_width(space: Space, itemsizes: Sequence[int], most: int = VECTOR_BYTES) -> int:
     """Elements that a thread may take at once along the innermost dimension: a power of two.
 
     Every access that moves by one element there must start each group at a multiple of the width, so the width
     divides all its outer strides; it divides the extent unless there is only one dimension, whose tail is guarded.
-    The smallest element decides: its group fills at most `most_bytes`.
+    The smallest element decides: its group fills one vector at most.
     """
     moving = [(a, size) for a, size in zip(space.accesses, itemsizes, strict=True) if a[-1] == 1]
     if not moving:
         return 1
-    width = min(most, max(1, most_bytes // min(size for _, size in moving)))
+    most = most if all(size == 1 for size in itemsizes) else min(most, MOST_ELEMENTS)
+    width = min(most, max(1, VECTOR_BYTES // min(size for _, size in moving)))
     *outer, last = space.extents
     if outer:
         return common_width(width, (last, *(s for a, _ in moving for s in a[:-1])))

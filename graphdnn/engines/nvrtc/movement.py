@@ -14,6 +14,7 @@ from math import prod
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.copies import MOVES, Elements, Job, Start, jobs_of
 from graphdnn.engines.nvrtc.emit import opening, template
+from graphdnn.engines.nvrtc.hardware import BLOCK, LOADS_IN_FLIGHT, VECTOR_BYTES, WORD_BYTES, resident_threads
 from graphdnn.engines.nvrtc.indexing import LARGEST_INT, common_width, offset_terms, split_index
 from graphdnn.engines.nvrtc.packing import Packing, groups_of, packing_of
 from graphdnn.engines.nvrtc.recipe import RAMP_US, Buffer, Family, Kernel, Pairs, Recipe
@@ -23,12 +24,12 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, normalized_strides
 from graphdnn.target import Target
 
-BLOCK = 256
 MOST_JOBS = 16
 """Boxes of one kernel; each is its own piece of text."""
 
-REPEAT = 4
-"""Groups that a thread loads before it stores them, where there is work for every core all the same."""
+ROUNDED_UP = 2**22
+"""As in indexing.py, and what blocks that go round and round count beyond the end: 1024 elements each of eight blocks
+on up to 512 multiprocessors."""
 
 WIDE_REACH, TURNED_REACH, PACKED_REACH, NARROW_REACH = 0.98, 0.75, 0.78, 0.45
 """Parts of the copy bandwidth: whole vectors; turned through shared memory (10.5 us were measured for 32 images of 64
@@ -67,7 +68,8 @@ def pieces_of(region: Region, target: Target) -> tuple[Piece, ...]:
 
 def piece(job: Job, size: int, target: Target) -> Piece:
     """Decides how one box is moved."""
-    index = "int" if reach(job) <= LARGEST_INT else "i64"
+    # A reshape that is counted walks two index spaces, and is too rare to bound the second one.
+    index = "int" if job.reshaped is None and reach(job) <= LARGEST_INT else "i64"
     packing = packing_of(job, size)
     if packing is not None:
         groups = prod(groups_of(job, packing))
@@ -83,25 +85,24 @@ def piece(job: Job, size: int, target: Target) -> Piece:
     blocks = -(-groups // (BLOCK * repeat))
     if job.around is not None:
         # Where x is the result already, these blocks have nothing to do, so there are few of them and each goes on.
-        blocks = min(blocks, 8 * target.sm_count)
+        blocks = min(blocks, resident_threads(target) // BLOCK)
     return Piece(job, None, width, repeat, blocks, index)
 
 
 def repeats(groups: int, target: Target) -> int:
-    return REPEAT if groups >= REPEAT * BLOCK * 4 * target.sm_count else 1
+    """Groups that a thread loads before it stores them: several where the device is half full of threads even so."""
+    return LOADS_IN_FLIGHT if 2 * groups >= LOADS_IN_FLIGHT * resident_threads(target) else 1
 
 
 def reach(job: Job) -> int:
     """The largest offset or count that the piece computes, rounded up to whole blocks."""
     elements = [job.target, *([job.source] if job.source else []), *([job.lookup.indices] if job.lookup else [])]
-    if job.reshaped is not None:
-        return 2**40
     spans = [e.offset + sum((n - 1) * s for n, s in zip(job.extents, e.strides, strict=True)) for e in elements]
     if job.lookup is not None:
         spans.append(spans[1] + job.lookup.extent * job.lookup.step)
     if job.into is not None:
         spans.append(spans[0] + job.into.start.last * job.into.step)
-    return max(*spans, job.size) + 2**22
+    return max(*spans, job.size) + ROUNDED_UP
 
 
 def walk_width(job: Job, size: int) -> int:
@@ -118,7 +119,7 @@ def walk_width(job: Job, size: int) -> int:
         terms += [job.lookup.step] if job.lookup else []
     if job.into is not None:
         terms.append(job.into.step)
-    return common_width(16 // size, terms)
+    return common_width(VECTOR_BYTES // size, terms)
 
 
 def generate(region: Region, target: Target) -> Recipe:
@@ -176,7 +177,7 @@ def piece_reach(p: Piece, size: int) -> float:
     if p.packing is not None:
         return PACKED_REACH
     widths = (p.tile.width_in, p.tile.width_out) if p.tile else (p.width,)
-    if min(widths) * size < 4:
+    if min(widths) * size < WORD_BYTES:
         return NARROW_REACH
     return TURNED_REACH if p.tile else WIDE_REACH
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphdnn.engines.nvrtc.copies import SHORT_BYTES, Job
+from graphdnn.engines.nvrtc.copies import Job
+from graphdnn.engines.nvrtc.hardware import BYTES_IN_FLIGHT, VECTOR_BYTES, WORD_BYTES
 from graphdnn.engines.nvrtc.indexing import common_width
-
-MOST_BYTES = 64
-"""Elements that one thread holds at once."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ def packing_of(job: Job, size: int) -> Packing | None:
     if not plain or job.source is None or job.target.strides[-1] != 1:
         return None
     written = job.extents[-1]
-    if written == 1 or written * size > SHORT_BYTES:
+    if written == 1 or written * size > VECTOR_BYTES:
         return None
     in_rows = len(job.extents) > 1 and job.target.strides[-2] == written
     pixels = pixels_at_once(written, size) if in_rows else 1
@@ -49,24 +47,24 @@ def packing_of(job: Job, size: int) -> Packing | None:
         pixels,
         read,
         written,
-        common_width(16 // size, terms_in) if neighbours else 1,
-        common_width(16 // size, terms_out),
+        common_width(VECTOR_BYTES // size, terms_in) if neighbours else 1,
+        common_width(VECTOR_BYTES // size, terms_out),
     )
 
 
 def pays(job: Job, written: int, pixels: int, size: int) -> bool:
-    """Whether a turned box is read in at least 4 bytes and written in whole vectors."""
+    """Whether a turned box is read in whole words at least, and written in whole vectors."""
     assert job.source is not None
     turned = len(job.extents) > 1 and job.source.strides[-2] == 1 and job.source.strides[-1] > 1
-    return turned and pixels * size >= 4 and pixels * written * size % 16 == 0
+    return turned and pixels * size >= WORD_BYTES and pixels * written * size % VECTOR_BYTES == 0
 
 
 def pixels_at_once(written: int, size: int) -> int:
-    """Pixels that fill whole 16-byte vectors, or fewer where a thread would hold too much."""
+    """Pixels that fill whole vectors, or fewer where a thread would hold too much."""
     pixels = 1
-    while pixels * written * size % 16:
+    while pixels * written * size % VECTOR_BYTES:
         pixels *= 2
-    while pixels * written * size > MOST_BYTES:
+    while pixels * written * size > BYTES_IN_FLIGHT:
         pixels //= 2
     return pixels
 

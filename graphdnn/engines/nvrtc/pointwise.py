@@ -15,6 +15,14 @@ from graphdnn.engines.nvrtc.analysis import cached_for_last
 from graphdnn.engines.nvrtc.demand import Bound, Demand, Located
 from graphdnn.engines.nvrtc.emit import opening, prelude
 from graphdnn.engines.nvrtc.group import Access, Store, held, load_group, wide_condition, work_group
+from graphdnn.engines.nvrtc.hardware import (
+    BLOCK,
+    BYTES_IN_FLIGHT,
+    LOADS_IN_FLIGHT,
+    PLAIN_SHARE,
+    WORD_BYTES,
+    resident_threads,
+)
 from graphdnn.engines.nvrtc.indexing import (
     LARGEST_INT,
     Space,
@@ -32,16 +40,6 @@ from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 
-BLOCK = 256
-BYTES_IN_FLIGHT = 64
-"""Bytes that a thread asks for before it computes; more of its loads in flight hide the latency of memory."""
-MOST_REPEAT = 4
-PLAIN = 0.5
-"""Part of the rate of multiply-adds that plain work reaches."""
-
-THREADS_PER_CORE = 2048
-"""Threads that a multiprocessor holds at once."""
-
 CACHE_SIZE = 256
 """Shapes with layouts whose walk is cached."""
 
@@ -49,7 +47,7 @@ STREAMING = Efficiency(bandwidth=0.98)
 """Vectors: 48.1 us were measured for a sum and relu of 64 MiB, 46.8 at the pace of a copy."""
 
 NARROW = Efficiency(bandwidth=0.6)
-"""Fewer than 4 bytes to a load, as where no vector fits between the bounds of a concat."""
+"""Less than a word to a load, as where no vector fits between the bounds of a concat."""
 
 SCATTERED = Efficiency(bandwidth=0.2)
 """Where neighbours in the walk are not neighbours in memory for some operand."""
@@ -157,7 +155,7 @@ def plan_walk(region: Region, target: Target) -> Walk:
         for access, result, only in zip(accesses[len(loads) :], found.results, firsts, strict=True)
     )
     space = Space(space.extents, walked)
-    width = vector_width(space, [v.type.dtype.itemsize for v in values], most=widest(values))
+    width = vector_width(space, [v.type.dtype.itemsize for v in values])
     width = within_bounds(width, bounds.values())
     return Walk(
         space=space,
@@ -187,7 +185,7 @@ def outline(region: Region, target: Target) -> Walk:
     stores = tuple([Store(a, "") for a in accesses[len(inputs) :]])
     values = (*inputs, *outputs)
     space = Space(extents, (strides,) * len(values))
-    width = vector_width(space, [v.type.dtype.itemsize for v in values], most=widest(values))
+    width = vector_width(space, [v.type.dtype.itemsize for v in values])
     flops = sum([n.flops / n.result.type.size for n in region.nodes])
     return Walk(
         space=space,
@@ -227,19 +225,14 @@ def merging(mask: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def widest(values: Sequence[Value]) -> int:
-    """Eight elements a thread, sixteen where all are bytes: wider ones only cost registers."""
-    return 16 if all(v.type.dtype.itemsize == 1 for v in values) else 8
-
-
 def repetition(space: Space, loads: Mapping[str, Access], width: int, target: Target) -> int:
-    """Groups that a thread takes: as many as keep BYTES_IN_FLIGHT on their way, while there is work for every core."""
+    """Groups that a thread takes: as many as keep BYTES_IN_FLIGHT on their way, while threads still fill the device."""
     asked = sum(a.value.type.dtype.itemsize * (width if a.strides[-1] else 1) for a in loads.values())
     repeat = 1
     while (
-        repeat < MOST_REPEAT
+        repeat < LOADS_IN_FLIGHT
         and 2 * repeat * asked <= BYTES_IN_FLIGHT
-        and space.size // (width * 2 * repeat) >= target.sm_count * THREADS_PER_CORE
+        and space.size // (width * 2 * repeat) >= resident_threads(target)
     ):
         repeat *= 2
     return repeat
@@ -279,7 +272,7 @@ def in_place(region: Region, walk: Walk) -> Pairs:
 def estimate(region: Region, target: Target) -> float:
     """Time of the bytes, or of the work where it is more: each operand of a concat is computed at every place."""
     walk = outline(region, target)
-    work = walk.flops * walk.space.size / (target.rate("float32") * PLAIN)
+    work = walk.flops * walk.space.size / (target.rate("float32") * PLAIN_SHARE)
     memory = roofline_us(region, target, efficiency=pace(walk))
     return RAMP_US + max(memory, target.launch_us + 1e6 * work)
 
@@ -290,7 +283,7 @@ def pace(walk: Walk) -> Efficiency:
     moving = [a for a in accesses if a.strides[-1] and a.value.type.size > 1]
     if any(a.strides[-1] > 1 for a in moving):
         return SCATTERED
-    narrow = all(walk.width * a.value.type.dtype.itemsize < 4 for a in moving)
+    narrow = all(walk.width * a.value.type.dtype.itemsize < WORD_BYTES for a in moving)
     return NARROW if narrow and moving else STREAMING
 
 

@@ -18,7 +18,8 @@ from graphdnn.engines.nvrtc.demand import Demand
 from graphdnn.engines.nvrtc.emit import BOUNDS, literal, opening, prelude, register, template
 from graphdnn.engines.nvrtc.epilogue import epilogue_of, placed, placed_in
 from graphdnn.engines.nvrtc.group import Access, held, load_group, wide_condition
-from graphdnn.engines.nvrtc.indexing import LARGEST_INT, common_width, split_index
+from graphdnn.engines.nvrtc.hardware import BLOCK, PLAIN_SHARE, VECTOR_BYTES
+from graphdnn.engines.nvrtc.indexing import LARGEST_INT, MOST_ELEMENTS, common_width, split_index
 from graphdnn.engines.nvrtc.places import Place
 from graphdnn.engines.nvrtc.recipe import (
     RAMP_US,
@@ -37,8 +38,12 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, TensorType
 from graphdnn.target import Target
 
-BLOCK = 256
 UNROLLED_TAPS = 32
+"""Taps of a window up to which its loops are unrolled, as of 5x5 and 3x3x3; for more the text would grow for nothing,
+since each tap waits for memory."""
+
+OPERATIONS = 8
+"""Operations that a pointwise node before a pooling counts as: between an addition and a sigmoid."""
 
 VECTORS = Efficiency(bandwidth=0.9)
 SINGLE = Efficiency(bandwidth=0.45)
@@ -105,7 +110,7 @@ def vector(x: TensorType, y: TensorType) -> tuple[int, int]:
     if x.layout[1] != 1 or y.layout[1] != 1 or x.shape[1] == 1:
         return x.rank - 1, 1
     others = [s for t in (x, y) for a, s in enumerate(t.layout) if a != 1 and t.shape[a] > 1]
-    return 1, common_width(min(8, 16 // x.dtype.itemsize), (x.shape[1], *others))
+    return 1, common_width(min(MOST_ELEMENTS, VECTOR_BYTES // x.dtype.itemsize), (x.shape[1], *others))
 
 
 def walk_order(y: TensorType) -> list[int]:
@@ -128,8 +133,8 @@ def estimate(region: Region, target: Target) -> float:
     parts, op = taken(region)
     _, width = vector(parts.anchor.operands[0].type, parts.anchor.result.type)
     # Work before is done once for each place of each window, but counted once for each element.
-    again = 8 * len(parts.before) * parts.anchor.result.type.size * prod(op.kernel)
-    arithmetic = 1e6 * again / (0.5 * target.rate("float32"))
+    again = OPERATIONS * len(parts.before) * parts.anchor.result.type.size * prod(op.kernel)
+    arithmetic = 1e6 * again / (PLAIN_SHARE * target.rate("float32"))
     return RAMP_US + arithmetic + roofline_us(region, target, efficiency=VECTORS if width > 1 else SINGLE)
 
 

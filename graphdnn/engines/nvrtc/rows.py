@@ -8,6 +8,7 @@ from __future__ import annotations
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.nvrtc.analysis import cached_for_last
+from graphdnn.engines.nvrtc.hardware import WARP
 from graphdnn.engines.nvrtc.recipe import RAMP_US, Family, Recipe
 from graphdnn.engines.nvrtc.rows_layout import Layout, plan
 from graphdnn.engines.nvrtc.rows_phases import phases
@@ -38,6 +39,7 @@ CACHED_REREAD = 0.4
 """What reading a row again costs against the first time; it comes from the L2 cache as a rule."""
 
 MOST_TERMS = 400
+"""Steps of a kernel, each a variable in its text, for which NVRTC takes longer and longer to find registers."""
 
 
 def takes(region: Region) -> Decline | None:
@@ -60,7 +62,7 @@ def name(layout: Layout) -> str:
     """What the report calls the kernel: who folds a row, and how wide its vectors are."""
     if layout.across:
         return f"columns_{layout.lanes}x{layout.members}_x{layout.width}"
-    return f"rows_{'warp' if layout.members <= 32 else 'block'}{layout.members}_x{layout.width}"
+    return f"rows_{'warp' if layout.members <= WARP else 'block'}{layout.members}_x{layout.width}"
 
 
 def generate(region: Region, target: Target) -> Recipe:
@@ -89,7 +91,7 @@ def estimate(region: Region, target: Target) -> float:
 
 def waits(program: Program, layout: Layout) -> bool:
     """Whether a row's warp loads what all rows share behind its folds, or its block is large."""
-    shares = layout.members <= 32 and any(map(layout.is_shared, program.loads))
+    shares = layout.members <= WARP and any(map(layout.is_shared, program.loads))
     return layout.members >= LARGE_BLOCK or (shares and not layout.at_once)
 
 

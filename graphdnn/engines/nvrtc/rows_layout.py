@@ -10,25 +10,40 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from graphdnn.engines.nvrtc.indexing import Space, collapsed, common_width, ordered
+from graphdnn.engines.nvrtc.hardware import (
+    BLOCK,
+    LOADS_IN_FLIGHT,
+    MOST_THREADS,
+    SMALL_BLOCK,
+    VECTOR_BYTES,
+    WARP,
+    resident_threads,
+)
+from graphdnn.engines.nvrtc.indexing import MOST_ELEMENTS, Space, collapsed, ordered, vector_width
 from graphdnn.engines.nvrtc.rows_phases import kept_bytes, phases
 from graphdnn.engines.nvrtc.rows_program import Output, Program, Term
 from graphdnn.ir.types import DType
 from graphdnn.target import Target
 
 Access = Term | Output
-BLOCK = 256
-MOST_THREADS = 1024
+
 KEPT_BYTES = 160
 """What a thread may keep of its row in registers, so that two blocks of 1024 threads or more fit a core."""
+
+MOST_KEPT = 64
+"""Elements that it may keep: the text repeats the work on each of its vectors."""
+
 ELEMENTS = 16
 """Elements that a thread takes of a row that one block folds: enough loads in flight, few enough registers."""
+
 WARP_ELEMENTS = 32
 """The same where one warp folds a row: more, since it waits for nobody."""
-FEW_THREADS = 1024
-"""Threads a core of a kernel whose blocks all run at the same time."""
+
 SPLIT_BYTES = 128 * 1024
 """Least bytes of a block's rows that are worth a second kernel; one core reads them in some 2 us."""
+
+MOST_SPLITS = 256
+"""Blocks that share a row at most: the next kernel folds a partial result of each, one or two a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +137,10 @@ def spaces(program: Program, leader: int) -> tuple[Space, Space]:
     return part(others), part(program.along)
 
 
-def vector_width(walked: Space, other: Space, itemsizes: list[int], most: int) -> int:
-    """Elements of a vector along the last dimension of `walked`: every access that is dense there stays aligned."""
-    moving = [i for i, a in enumerate(walked.accesses) if a[-1] == 1]
-    if not moving:
-        return 1
-    width = min(most, max(1, 16 // min(itemsizes[i] for i in moving)))
-    outer = (s for i in moving for s in (*walked.accesses[i][:-1], *other.accesses[i]))
-    return common_width(width, (walked.extents[-1], *outer))
+def joined(outer: Space, inner: Space) -> Space:
+    """Two walks of the same accesses as one, `inner` within `outer`."""
+    accesses = tuple(a + b for a, b in zip(outer.accesses, inner.accesses, strict=True))
+    return Space((*outer.extents, *inner.extents), accesses)
 
 
 def power_above(n: int) -> int:
@@ -143,16 +154,15 @@ def plan(program: Program, target: Target) -> Layout:
     rows, cols = spaces(program, leader)
     across = cols.accesses[leader][-1] != 1 and rows.accesses[leader][-1] == 1
     items = [element(x).itemsize for x in accesses(program)]
-    walked, other = (rows, cols) if across else (cols, rows)
-    most = 16 if not across and all(n == 1 for n in items) else 8
-    width = vector_width(walked, other, items, most)
+    walk = joined(cols, rows) if across else joined(rows, cols)
+    width = vector_width(walk, items, MOST_ELEMENTS if across else VECTOR_BYTES)
     if across:
-        while width > 2 and rows.size // width < 32 * target.sm_count:
+        # Narrower vectors where there would be less than a warp of them for each multiprocessor.
+        while width > 2 and rows.size // width < WARP * target.sm_count:
             width //= 2
         members, lanes = columns_block(rows.size // width, cols.size, target)
     else:
         members, lanes = rows_block(rows.size, cols.size // width, width, target)
-    joined = tuple(r + c for r, c in zip(rows.accesses, cols.accesses, strict=True))
     layout = Layout(
         rows=rows.extents,
         cols=cols.extents,
@@ -163,40 +173,44 @@ def plan(program: Program, target: Target) -> Layout:
         lanes=lanes,
         kept=0,
         splits=1,
-        fits_int=Space((*rows.extents, *cols.extents), joined).fits_int,
-        coalesced=walked.accesses[leader][-1] == 1,
+        fits_int=walk.fits_int,
+        coalesced=walk.accesses[leader][-1] == 1,
     )
     return finished(program, layout, target)
 
 
 def rows_block(rows: int, vectors: int, width: int, target: Target) -> tuple[int, int]:
     """Members a row and rows a block, for rows along memory."""
-    if vectors <= 32:
+    if vectors <= WARP:
         members = power_above(vectors)
-    elif vectors * width <= 32 * WARP_ELEMENTS:
-        members = 32
+    elif vectors * width <= WARP * WARP_ELEMENTS:
+        members = WARP
     else:
-        each = -(-vectors // max(1, ELEMENTS // width))
-        members = min(MOST_THREADS, -(-each // 32) * 32)
-    while members * rows < 512 * target.sm_count and 2 * members <= min(MOST_THREADS, power_above(vectors)):
+        members = min(MOST_THREADS, whole_warps(-(-vectors // max(1, ELEMENTS // width))))
+    # A quarter of the threads that there is room for is few.
+    while 4 * members * rows < resident_threads(target) and 2 * members <= min(MOST_THREADS, power_above(vectors)):
         members *= 2
-    if members > 32:
-        return -(-members // 32) * 32, 1
-    lanes = 128 // members
+    if members > WARP:
+        return whole_warps(members), 1
+    lanes = SMALL_BLOCK // members
     while lanes > 1 and -(-rows // lanes) < target.sm_count:
         lanes //= 2
-    return members, max(lanes, 32 // members)
+    return members, max(lanes, WARP // members)
+
+
+def whole_warps(threads: int) -> int:
+    return -(-threads // WARP) * WARP
 
 
 def columns_block(row_vectors: int, length: int, target: Target) -> tuple[int, int]:
     """Members a vector of rows and vectors a block, for rows across memory."""
-    lanes = min(32, power_above(row_vectors))
+    lanes = min(WARP, power_above(row_vectors))
     members = 1
-    while lanes * members < BLOCK and 2 * members <= length and row_vectors * members < 2048 * target.sm_count:
+    while lanes * members < BLOCK and 2 * members <= length and row_vectors * members < resident_threads(target):
         members *= 2
-    while lanes * members < 128 and lanes < row_vectors:
+    while lanes * members < SMALL_BLOCK and lanes < row_vectors:
         lanes *= 2
-    return members, max(lanes, 32 // members)
+    return members, max(lanes, WARP // members)
 
 
 def finished(program: Program, layout: Layout, target: Target) -> Layout:
@@ -207,11 +221,12 @@ def finished(program: Program, layout: Layout, target: Target) -> Layout:
     each = -(-layout.vectors // layout.members)
     once = sum(w.is_walk for w in phases(program, True)) < 2
     elements, bytes = each * layout.width, kept_bytes(program)
-    if elements > 64 or elements * bytes > KEPT_BYTES or once:
+    if elements > MOST_KEPT or elements * bytes > KEPT_BYTES or once:
         return replace(layout, kept=0)
     shared = sum(element(t).itemsize for t in program.loads if layout.is_shared(t))
-    # Where all blocks run in one wave nothing hides that a load waits behind a fold, and registers are there.
-    few = layout.blocks * layout.threads <= FEW_THREADS * target.sm_count
+    # Where all blocks run in one wave nothing hides that a load waits behind a fold, and registers are there: half of
+    # the threads that there is room for may have 64 each.
+    few = 2 * layout.blocks * layout.threads <= resident_threads(target)
     return replace(layout, kept=each, at_once=few and elements * (bytes + shared) <= KEPT_BYTES)
 
 
@@ -219,7 +234,7 @@ def wanted_splits(program: Program, layout: Layout, target: Target) -> int:
     """Blocks to a row: more than one where few long rows would leave most cores idle."""
     moved = sum(t.dtype.itemsize for t in program.loads if t.varies) * program.length * layout.lanes
     moved *= layout.width if layout.across else 1
-    rounds = layout.vectors // (4 * layout.members)
+    rounds = layout.vectors // (LOADS_IN_FLIGHT * layout.members)
     if 2 * layout.blocks > target.sm_count or rounds < 2 or moved < SPLIT_BYTES:
         return 1
-    return min(rounds, -(-2 * target.sm_count // layout.blocks), 256)
+    return min(rounds, -(-2 * target.sm_count // layout.blocks), MOST_SPLITS)

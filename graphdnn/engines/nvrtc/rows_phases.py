@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from graphdnn.engines.nvrtc.rows_program import Output, Program, Term
 
 HEAVY = 12
+"""Instructions of any function that is not light, by which an element is dear: kept rather than computed again."""
+
 LIGHT_ARITHMETIC = ("add", "sub", "mul", "neg", "abs", "square", "add_square", "bias", "cast", "identity", "select")
 LIGHT_BOUNDS = ("relu", "relu_backward", "leaky_relu", "minimum", "maximum", "clip")
 LIGHT_LOGIC = ("logical_and", "logical_or", "logical_not", "equal", "not_equal", "greater", "less")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from graphdnn.engines.contract import aligned
 from graphdnn.engines.nvrtc.emit import BOUNDS, emit_node, literal, opening, prelude, register, storage, template
+from graphdnn.engines.nvrtc.hardware import LOADS_IN_FLIGHT, VECTOR_BYTES, WARP
 from graphdnn.engines.nvrtc.indexing import offset_terms, split_index
 from graphdnn.engines.nvrtc.recipe import Argument, Kernel, Pairs, Recipe, Scratch, buffers, parameter_names, parameters
 from graphdnn.engines.nvrtc.rows_layout import Access, Layout, accesses, element
@@ -154,7 +155,9 @@ class Writer:
             lines.append(f"{constant}{item}* {self.base(access)} = {start};")
         moving = [a for a in accesses(self.program) if self.step(a) == 1]
         if layout.width > 1 and moving:
-            tests = dict.fromkeys((min(16, layout.width * element(a).itemsize), self.pointer(a)) for a in moving)
+            tests = dict.fromkeys(
+                (min(VECTOR_BYTES, layout.width * element(a).itemsize), self.pointer(a)) for a in moving
+            )
             lines.append("const bool wide = " + " && ".join(f"aligned({n}, {p})" for n, p in tests) + ";")
         return lines
 
@@ -298,9 +301,9 @@ class Writer:
             return []
         if layout.across:
             return [f"fold_stack<{kind}, {layout.lanes}, {layout.members}>(fold{number});"]
-        if layout.members <= 32:
+        if layout.members <= WARP:
             return [f"fold{number} = fold_warp<{kind}, {layout.members}>(fold{number});"]
-        return [f"fold{number} = fold_block<{number}, {kind}, {layout.members // 32}>(fold{number});"]
+        return [f"fold{number} = fold_block<{number}, {kind}, {layout.members // WARP}>(fold{number});"]
 
     # --- the walk over a row -------------------------------------------------------------------------------------
 
@@ -309,7 +312,7 @@ class Writer:
         reached = self.phases if self.layout.at_once else (work,)
         loads = [t for t in dict.fromkeys(t for w in reached for t in w.loads) if t not in self.held]
         if self.layout.kept == 0:
-            deep = 4 if len(loads) < 3 else 2
+            deep = LOADS_IN_FLIGHT if len(loads) < 3 else LOADS_IN_FLIGHT // 2  # of vectors of several loads fewer
             end = self.layout.vectors if self.layout.splits == 1 else "end"
             if self.layout.splits > 1:
                 lines += [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from graphdnn.engines.cost import Efficiency, roofline_us
+from graphdnn.engines.nvrtc.hardware import VECTOR_BYTES
 from graphdnn.engines.nvrtc.indexing import common_width
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType
@@ -174,4 +175,4 @@ def best_tiling(product: Product, target: Target) -> Tiling:
 
 def dense_vector(step: int, others: tuple[int, ...], extent: int, itemsize: int, share: int, most: int = 4) -> int:
     """Elements of an operand that are fetched at once along an axis of stride `step`; `share` falls to each thread."""
-    return common_width(min(16 // itemsize, most, share), (extent, *others)) if step == 1 else 1
+    return common_width(min(VECTOR_BYTES // itemsize, most, share), (extent, *others)) if step == 1 else 1

@@ -8,8 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphdnn.engines.nvrtc.copies import Job
+from graphdnn.engines.nvrtc.hardware import VECTOR_BYTES, WARP, WORD_BYTES
 from graphdnn.engines.nvrtc.indexing import common_width
 from graphdnn.target import Target
+
+TILE_ELEMENTS, TILE_BYTES = 4096, 16 * 1024
+"""Elements of a tile, 16 for each thread of a block, and its bytes: eight blocks with such fit a multiprocessor."""
+
+LEAST_TILE_ELEMENTS = 1024
+"""Elements down to which tiles are made smaller for want of blocks: four for each thread."""
+
+SHORT_EXTENT = 96
+"""An axis up to this is taken whole."""
+
+PART_EXTENT = 64
+"""Parts of the shorter of two longer axes are as long at most: with it TILE_ELEMENTS make a square."""
+
+PART_UNIT = 8
+"""Elements that a part of an axis is a multiple of, so that vectors of halves start where parts do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +70,7 @@ def tile_of(job: Job, size: int, target: Target) -> Tile | None:
     terms_out = [job.target.offset, *(job.target.strides[a] for a in rest)]
     terms_in += [extent_s * extent_d] * split_d if flat_in else [job.source.strides[d], *[extent_s] * split_s]
     terms_out += [extent_s * extent_d] * split_s if flat_out else [job.target.strides[s], *[extent_d] * split_d]
-    most = 16 // size
+    most = VECTOR_BYTES // size
     return Tile(
         s=s,
         d=d,
@@ -70,7 +86,7 @@ def tile_of(job: Job, size: int, target: Target) -> Tile | None:
 
 def pitch(extent: int, size: int) -> int:
     """Elements from row to row of a tile in shared memory: an odd number of 4-byte banks, of pairs for 8 bytes."""
-    unit = max(1, 4 // size)
+    unit = max(1, WORD_BYTES // size)
     units = -(-extent // unit)
     return (units | 1) * unit
 
@@ -78,16 +94,16 @@ def pitch(extent: int, size: int) -> int:
 def tile_extents(job: Job, s: int, d: int, size: int, target: Target) -> tuple[int, int]:
     """Extents of a tile along s and d: a short axis whole, the other long enough to make up for it."""
     others = job.size // (job.extents[s] * job.extents[d])
-    budget = 4096 if size <= 4 else 2048
+    budget = min(TILE_ELEMENTS, TILE_BYTES // size)
     while True:
         short, long = sorted((s, d), key=lambda axis: job.extents[axis])
         n = job.extents[short]
-        first = n if n <= 96 else rounded(-(-n // -(-n // 64)), 8)
-        limit = max(32, budget // first // 32 * 32)
+        first = n if n <= SHORT_EXTENT else rounded(-(-n // -(-n // PART_EXTENT)), PART_UNIT)
+        limit = max(WARP, budget // first // WARP * WARP)
         m = job.extents[long]
-        second = m if m <= limit else rounded(-(-m // -(-m // limit)), 32)
+        second = m if m <= limit else rounded(-(-m // -(-m // limit)), WARP)
         blocks = others * -(-n // first) * -(-m // second)
-        if blocks >= 2 * target.sm_count or budget <= 1024:
+        if blocks >= 2 * target.sm_count or budget <= LEAST_TILE_ELEMENTS:
             return (first, second) if short == s else (second, first)
         budget //= 2
 

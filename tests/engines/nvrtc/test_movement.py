@@ -10,6 +10,7 @@ from graphdnn.engines.nvrtc import movement
 from graphdnn.engines.nvrtc.compile import compile_cubin
 from graphdnn.engines.nvrtc.copies import Elements, Job, Start, jobs_of, refined
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
+from graphdnn.engines.nvrtc.hardware import BLOCK
 from graphdnn.engines.nvrtc.packing import Packing, groups_of
 from graphdnn.engines.nvrtc.recipe import RAMP_US
 from graphdnn.engines.nvrtc.turning import pitch, tile_counts, tile_of
@@ -194,10 +195,10 @@ def test_pieces_cover_their_boxes(name: str) -> None:
                 assert (counts[axis] - 1) * steps.get(axis, 1) < n <= counts[axis] * steps.get(axis, 1)
         elif piece.packing is not None:
             groups = np.prod(groups_of(piece.job, piece.packing))
-            assert piece.blocks * movement.BLOCK * piece.repeat >= groups
+            assert piece.blocks * BLOCK * piece.repeat >= groups
             assert groups * piece.packing.pixels * piece.packing.written >= piece.job.size
         elif piece.job.around is None:
-            assert piece.blocks * movement.BLOCK * piece.repeat * piece.width >= piece.job.size
+            assert piece.blocks * BLOCK * piece.repeat * piece.width >= piece.job.size
 
 
 @pytest.mark.parametrize("index", range(len(REGIONS)), ids=REGIONS)
