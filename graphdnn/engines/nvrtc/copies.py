@@ -14,13 +14,11 @@ from math import prod
 import numpy as np
 
 from graphdnn.engines.nvrtc.hardware import VECTOR_BYTES
-from graphdnn.engines.nvrtc.indexing import Space, collapsed, ordered
+from graphdnn.engines.nvrtc.indexing import Space, Strides, collapsed, ordered
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.movement import Concat, Convert, Gather, Iota, Pad, Renaming, WriteSlice, reshaped_strides
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import DType, TensorType
-
-Strides = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,9 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One box: its extents, where it goes, and what goes there: elements, a number (its bits), or counting up.
+class BoxCopy:
+    """One box of a result: its extents, where it lies, and what goes there: elements, a number (its bits), or counting
+    up.
 
     With `lookup` the elements come from where an index says; `reshaped` gives the extents in whose row-major order
     the source is counted where no strides do.  With `filled` the source has only so many elements along the axis that
@@ -90,37 +89,49 @@ class Job:
     def size(self) -> int:
         return prod(self.extents)
 
+    @property
+    def accesses(self) -> tuple[Elements, ...]:
+        """What is written, and what is read: the source and the indices, where there are any."""
+        indices = self.lookup.indices if self.lookup is not None else None
+        return tuple(elements for elements in (self.target, self.source, indices) if elements is not None)
 
-def jobs_of(region: Region, node: Node) -> tuple[Job, ...]:
+    @property
+    def is_plain(self) -> bool:
+        """Whether strides alone say where each element comes from and goes."""
+        others = (self.lookup, self.into, self.around, self.reshaped)
+        return self.source is not None and all(other is None for other in others)
+
+
+def box_copies(region: Region, node: Node) -> tuple[BoxCopy, ...]:
     """The boxes of a node, those of results that nobody reads left out."""
     number = {v: i for i, v in enumerate((*region.inputs, *region.outputs))}
     rule = next(rule for kind, rule in RULES if isinstance(node.op, kind))
     wanted = {number[v] for v in node.results if v in number}
-    return tuple(simplified(job) for job in rule(node, number) if job.target.parameter in wanted)
+    return tuple(simplified(copy) for copy in rule(node, number) if copy.target.parameter in wanted)
 
 
-def simplified(job: Job) -> Job:
+def simplified(copy: BoxCopy) -> BoxCopy:
     """The same box with as few axes as possible, ordered as they lie in the result, largest stride first."""
-    if job.reshaped is not None:
-        return job
-    rank = len(job.extents)
-    accesses = [job.target.strides]
-    if job.source is not None:
-        accesses.append(job.source.strides)
-    if job.lookup is not None:
-        accesses.append(job.lookup.indices.strides)
-    if job.around is not None:
+    if copy.reshaped is not None:
+        return copy
+    rank = len(copy.extents)
+    accesses = [copy.target.strides]
+    if copy.source is not None:
+        accesses.append(copy.source.strides)
+    if copy.lookup is not None:
+        accesses.append(copy.lookup.indices.strides)
+    if copy.around is not None:
         # An access of its own keeps the window's axis apart from all others, and finds it again.
-        accesses.append(tuple(int(a == job.around.axis) for a in range(rank)))
-    if job.filled is not None:
-        accesses.append(tuple(int(s == 1) for s in job.target.strides))  # likewise
-    space = collapsed(ordered(Space(job.extents, tuple(accesses)), 0))
+        accesses.append(tuple(int(a == copy.around.axis) for a in range(rank)))
+    if copy.filled is not None:
+        accesses.append(tuple(int(s == 1) for s in copy.target.strides))  # likewise
+    space = collapsed(ordered(Space(copy.extents, tuple(accesses)), 0))
     rest = list(space.accesses)
-    target = replace(job.target, strides=rest.pop(0))
-    source = None if job.source is None else replace(job.source, strides=rest.pop(0))
-    lookup = job.lookup and replace(job.lookup, indices=replace(job.lookup.indices, strides=rest.pop(0)))
-    around = job.around and replace(job.around, axis=max(range(len(space.extents)), key=rest.pop(0).__getitem__))
-    return replace(job, extents=space.extents, target=target, source=source, lookup=lookup, around=around)
+    target = replace(copy.target, strides=rest.pop(0))
+    source = None if copy.source is None else replace(copy.source, strides=rest.pop(0))
+    lookup = copy.lookup and replace(copy.lookup, indices=replace(copy.lookup.indices, strides=rest.pop(0)))
+    around = copy.around and replace(copy.around, axis=max(range(len(space.extents)), key=rest.pop(0).__getitem__))
+    return replace(copy, extents=space.extents, target=target, source=source, lookup=lookup, around=around)
 
 
 Numbers = dict[Value, int]
@@ -128,11 +139,11 @@ Numbers = dict[Value, int]
 
 def copied(
     value: Value, strides: Strides, offset: int, target: Elements, shape: tuple[int, ...], number: Numbers
-) -> Job:
+) -> BoxCopy:
     """A box of a value's elements, or of the number that it stands for."""
     if value.literal is not None:
-        return Job(shape, target, bits=bits_of(value.literal, value.type.dtype))
-    return Job(shape, target, Elements(number[value], strides, offset))
+        return BoxCopy(shape, target, bits=bits_of(value.literal, value.type.dtype))
+    return BoxCopy(shape, target, Elements(number[value], strides, offset))
 
 
 def unread(number: Numbers, value: Value) -> int:
@@ -140,7 +151,7 @@ def unread(number: Numbers, value: Value) -> int:
     return number.get(value, -1)
 
 
-def renamed(node: Node, number: Numbers) -> list[Job]:
+def renamed(node: Node, number: Numbers) -> list[BoxCopy]:
     """Results are views of the operand, but asked for in other strides."""
     operand = node.operands[0]
     views = node.op.view(operand.type)
@@ -152,16 +163,16 @@ def renamed(node: Node, number: Numbers) -> list[Job]:
     ]
 
 
-def reordered(x: Value, y: Value, number: Numbers) -> Job:
+def reordered(x: Value, y: Value, number: Numbers) -> BoxCopy:
     """A reshape that strides cannot do: over the axes that divide both shapes, or counted where there are none."""
     target = Elements(unread(number, y), y.type.layout)
     extents = refined(x.type.shape, y.type.shape)
     if extents is None:
-        return Job(y.type.shape, target, Elements(number[x], x.type.layout), reshaped=x.type.shape)
+        return BoxCopy(y.type.shape, target, Elements(number[x], x.type.layout), reshaped=x.type.shape)
     source, goal = (reshaped_strides(t.shape, t.layout, extents) for t in (x.type, y.type))
     assert source is not None
     assert goal is not None
-    return Job(extents, replace(target, strides=goal), Elements(number[x], source))
+    return BoxCopy(extents, replace(target, strides=goal), Elements(number[x], source))
 
 
 def refined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
@@ -173,23 +184,23 @@ def refined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | No
     return tuple(outer // inner for inner, outer in pairwise(steps))[::-1] or (1,)
 
 
-def converted(node: Node, number: Numbers) -> list[Job]:
+def converted(node: Node, number: Numbers) -> list[BoxCopy]:
     x, y = node.operands[0], node.result
     return [copied(x, x.type.layout, 0, Elements(number[y], y.type.layout), y.type.shape, number)]
 
 
-def concatenated(node: Node, number: Numbers) -> list[Job]:
+def concatenated(node: Node, number: Numbers) -> list[BoxCopy]:
     assert isinstance(node.op, Concat)
     y, axis, start = node.result, node.op.axis, 0
-    jobs = []
+    copies = []
     for x in node.operands:
         target = Elements(number[y], y.type.layout, start * y.type.layout[axis])
-        jobs.append(copied(x, x.type.layout, 0, target, x.type.shape, number))
+        copies.append(copied(x, x.type.layout, 0, target, x.type.shape, number))
         start += x.type.shape[axis]
-    return jobs
+    return copies
 
 
-def padded(node: Node, number: Numbers) -> list[Job]:
+def padded(node: Node, number: Numbers) -> list[BoxCopy]:
     """The inside, and for each axis the slabs before and behind it, within the inside along the axes before.
 
     What stands behind a short innermost axis that alone is padded goes with the inside.
@@ -204,14 +215,14 @@ def padded(node: Node, number: Numbers) -> list[Job]:
         whole = copied(x, x.type.layout, 0, Elements(number[y], strides), y.type.shape, number)
         return [replace(whole, bits=bits, filled=x.type.shape[grown[0]])]
     corner = sum(n * s for n, s in zip(inside, strides, strict=True))
-    jobs = [copied(x, x.type.layout, 0, Elements(number[y], strides, corner), x.type.shape, number)]
+    copies = [copied(x, x.type.layout, 0, Elements(number[y], strides, corner), x.type.shape, number)]
     for axis, (lo, hi) in enumerate(padding):
         before = sum(n * s for n, s in zip(inside[:axis], strides, strict=False))
         for first, count in ((0, lo), (lo + x.type.shape[axis], hi)):
             if count:
                 extents = (*x.type.shape[:axis], count, *y.type.shape[axis + 1 :])
-                jobs.append(Job(extents, Elements(number[y], strides, before + first * strides[axis]), bits=bits))
-    return jobs
+                copies.append(BoxCopy(extents, Elements(number[y], strides, before + first * strides[axis]), bits=bits))
+    return copies
 
 
 def is_short(type: TensorType, axis: int) -> bool:
@@ -220,7 +231,7 @@ def is_short(type: TensorType, axis: int) -> bool:
     return innermost == [axis] and type.shape[axis] * type.dtype.itemsize <= VECTOR_BYTES
 
 
-def gathered(node: Node, number: Numbers) -> list[Job]:
+def gathered(node: Node, number: Numbers) -> list[BoxCopy]:
     assert isinstance(node.op, Gather)
     (x, indices), y, axis = node.operands, node.result, node.op.axis
     inner = indices.type.rank
@@ -228,10 +239,10 @@ def gathered(node: Node, number: Numbers) -> list[Job]:
     source = Elements(number[x], (*outer, *(0,) * inner, *behind))
     read = Elements(number[indices], (*(0,) * len(outer), *indices.type.layout, *(0,) * len(behind)))
     lookup = Lookup(read, indices.type.dtype, x.type.shape[axis], x.type.layout[axis])
-    return [Job(y.type.shape, Elements(number[y], y.type.layout), source, lookup=lookup)]
+    return [BoxCopy(y.type.shape, Elements(number[y], y.type.layout), source, lookup=lookup)]
 
 
-def written(node: Node, number: Numbers) -> list[Job]:
+def written(node: Node, number: Numbers) -> list[BoxCopy]:
     """The window, and the rest of x around it."""
     assert isinstance(node.op, WriteSlice)
     x, update, *dynamic = node.operands
@@ -244,14 +255,14 @@ def written(node: Node, number: Numbers) -> list[Job]:
     )
     window = Window(start, extent, y.type.layout[axis], axis)
     target = Elements(number[y], y.type.layout)
-    update_job = copied(update, update.type.layout, 0, target, update.type.shape, number)
-    rest = Job(x.type.shape, target, Elements(number[x], x.type.layout), around=window)
-    return [replace(update_job, into=window), *([rest] if extent < x.type.shape[axis] else [])]
+    update_copy = copied(update, update.type.layout, 0, target, update.type.shape, number)
+    rest = BoxCopy(x.type.shape, target, Elements(number[x], x.type.layout), around=window)
+    return [replace(update_copy, into=window), *([rest] if extent < x.type.shape[axis] else [])]
 
 
-def counted(node: Node, number: Numbers) -> list[Job]:
+def counted(node: Node, number: Numbers) -> list[BoxCopy]:
     type: TensorType = node.result.type
-    return [Job(type.shape, Elements(number[node.result], type.layout), counts=True)]
+    return [BoxCopy(type.shape, Elements(number[node.result], type.layout), counts=True)]
 
 
 def bits_of(value: float, dtype: DType) -> int:
@@ -260,7 +271,7 @@ def bits_of(value: float, dtype: DType) -> int:
         return int.from_bytes(np.asarray(value).astype(dtype.numpy).tobytes(), "little")
 
 
-RULES: tuple[tuple[type, Callable[[Node, Numbers], list[Job]]], ...] = (
+RULES: tuple[tuple[type, Callable[[Node, Numbers], list[BoxCopy]]], ...] = (
     (Renaming, renamed),
     (Convert, converted),
     (Concat, concatenated),
@@ -269,7 +280,7 @@ RULES: tuple[tuple[type, Callable[[Node, Numbers], list[Job]]], ...] = (
     (WriteSlice, written),
     (Iota, counted),
 )
-"""Jobs by op class; the classes do not overlap."""
+"""Copies by op class; the classes do not overlap."""
 
 MOVES = (*Renaming.__subclasses__(), *(kind for kind, _ in RULES if kind is not Renaming))
 """The op classes that are copies of boxes."""

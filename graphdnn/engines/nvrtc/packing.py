@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphdnn.engines.nvrtc.copies import Job
+from graphdnn.engines.nvrtc.copies import BoxCopy
 from graphdnn.engines.nvrtc.hardware import BYTES_IN_FLIGHT, VECTOR_BYTES, WORD_BYTES
 from graphdnn.engines.nvrtc.indexing import common_width
 
@@ -24,22 +24,21 @@ class Packing:
     width_out: int
 
 
-def packing_of(job: Job, size: int) -> Packing | None:
+def packing_of(copy: BoxCopy, size: int) -> Packing | None:
     """The packing of a box that ends in few channels; None where another way does as well."""
-    plain = job.lookup is None and job.into is None and job.around is None and job.reshaped is None
-    if not plain or job.source is None or job.target.strides[-1] != 1:
+    if not copy.is_plain or copy.source is None or copy.target.strides[-1] != 1:
         return None
-    written = job.extents[-1]
+    written = copy.extents[-1]
     if written == 1 or written * size > VECTOR_BYTES:
         return None
-    in_rows = len(job.extents) > 1 and job.target.strides[-2] == written
+    in_rows = len(copy.extents) > 1 and copy.target.strides[-2] == written
     pixels = pixels_at_once(written, size) if in_rows else 1
-    if job.filled is None and not pays(job, written, pixels, size):
+    if copy.filled is None and not pays(copy, written, pixels, size):
         return None
-    read = written if job.filled is None else job.filled
+    read = written if copy.filled is None else copy.filled
     # The axis of pixels is split into groups: each starts at a multiple of the width, and so does what is left.
-    source, target, rest = job.source, job.target, len(job.extents) - 2
-    left = job.extents[-2] % pixels if in_rows else 0
+    source, target, rest = copy.source, copy.target, len(copy.extents) - 2
+    left = copy.extents[-2] % pixels if in_rows else 0
     terms_in = [source.offset, pixels, left, *source.strides[:rest], *([source.strides[-1]] if read > 1 else [])]
     terms_out = [target.offset, pixels * written, left * written, *target.strides[: rest if in_rows else rest + 1]]
     neighbours = in_rows and source.strides[-2] == 1
@@ -52,10 +51,10 @@ def packing_of(job: Job, size: int) -> Packing | None:
     )
 
 
-def pays(job: Job, written: int, pixels: int, size: int) -> bool:
+def pays(copy: BoxCopy, written: int, pixels: int, size: int) -> bool:
     """Whether a turned box is read in whole words at least, and written in whole vectors."""
-    assert job.source is not None
-    turned = len(job.extents) > 1 and job.source.strides[-2] == 1 and job.source.strides[-1] > 1
+    assert copy.source is not None
+    turned = len(copy.extents) > 1 and copy.source.strides[-2] == 1 and copy.source.strides[-1] > 1
     return turned and pixels * size >= WORD_BYTES and pixels * written * size % VECTOR_BYTES == 0
 
 
@@ -69,8 +68,8 @@ def pixels_at_once(written: int, size: int) -> int:
     return pixels
 
 
-def groups_of(job: Job, packing: Packing) -> tuple[int, ...]:
+def groups_of(copy: BoxCopy, packing: Packing) -> tuple[int, ...]:
     """Groups of pixels along each axis of the box but the last."""
-    if len(job.extents) == 1:
+    if len(copy.extents) == 1:
         return (1,)
-    return (*job.extents[:-2], -(-job.extents[-2] // packing.pixels))
+    return (*copy.extents[:-2], -(-copy.extents[-2] // packing.pixels))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphdnn.engines.nvrtc.copies import Job
+from graphdnn.engines.nvrtc.copies import BoxCopy
 from graphdnn.engines.nvrtc.hardware import VECTOR_BYTES, WARP, WORD_BYTES
 from graphdnn.engines.nvrtc.indexing import common_width
 from graphdnn.target import Target
@@ -49,27 +49,26 @@ class Tile:
     width_out: int
 
 
-def tile_of(job: Job, size: int, target: Target) -> Tile | None:
+def tile_of(copy: BoxCopy, size: int, target: Target) -> Tile | None:
     """The tile of a box whose source is dense along another axis than its result; None where a walk does as well."""
-    plain = job.lookup is None and job.into is None and job.around is None and job.reshaped is None
-    if not plain or job.source is None or job.target.strides[-1] != 1 or job.source.strides[-1] <= 1:
+    if not copy.is_plain or copy.source is None or copy.target.strides[-1] != 1 or copy.source.strides[-1] <= 1:
         return None
-    d = len(job.extents) - 1
-    dense = [axis for axis in range(d) if job.source.strides[axis] == 1]
+    d = len(copy.extents) - 1
+    dense = [axis for axis in range(d) if copy.source.strides[axis] == 1]
     if not dense:
         return None
-    s = max(dense, key=lambda axis: job.extents[axis])
-    extent_s, extent_d = tile_extents(job, s, d, size, target)
-    whole_s, whole_d = extent_s == job.extents[s], extent_d == job.extents[d]
-    flat_in = whole_s and job.source.strides[d] == extent_s
-    flat_out = whole_d and job.target.strides[s] == extent_d
+    s = max(dense, key=lambda axis: copy.extents[axis])
+    extent_s, extent_d = tile_extents(copy, s, d, size, target)
+    whole_s, whole_d = extent_s == copy.extents[s], extent_d == copy.extents[d]
+    flat_in = whole_s and copy.source.strides[d] == extent_s
+    flat_out = whole_d and copy.target.strides[s] == extent_d
     rest = [axis for axis in range(d) if axis != s]
     # Each group starts at a multiple of the width: the box's offset, the step of each other axis, of a tile, of a row.
     split_s, split_d = not whole_s, not whole_d
-    terms_in = [job.source.offset, *(job.source.strides[a] for a in rest)]
-    terms_out = [job.target.offset, *(job.target.strides[a] for a in rest)]
-    terms_in += [extent_s * extent_d] * split_d if flat_in else [job.source.strides[d], *[extent_s] * split_s]
-    terms_out += [extent_s * extent_d] * split_s if flat_out else [job.target.strides[s], *[extent_d] * split_d]
+    terms_in = [copy.source.offset, *(copy.source.strides[a] for a in rest)]
+    terms_out = [copy.target.offset, *(copy.target.strides[a] for a in rest)]
+    terms_in += [extent_s * extent_d] * split_d if flat_in else [copy.source.strides[d], *[extent_s] * split_s]
+    terms_out += [extent_s * extent_d] * split_s if flat_out else [copy.target.strides[s], *[extent_d] * split_d]
     most = VECTOR_BYTES // size
     return Tile(
         s=s,
@@ -91,16 +90,16 @@ def pitch(extent: int, size: int) -> int:
     return (units | 1) * unit
 
 
-def tile_extents(job: Job, s: int, d: int, size: int, target: Target) -> tuple[int, int]:
+def tile_extents(copy: BoxCopy, s: int, d: int, size: int, target: Target) -> tuple[int, int]:
     """Extents of a tile along s and d: a short axis whole, the other long enough to make up for it."""
-    others = job.size // (job.extents[s] * job.extents[d])
+    others = copy.size // (copy.extents[s] * copy.extents[d])
     budget = min(TILE_ELEMENTS, TILE_BYTES // size)
     while True:
-        short, long = sorted((s, d), key=lambda axis: job.extents[axis])
-        n = job.extents[short]
+        short, long = sorted((s, d), key=lambda axis: copy.extents[axis])
+        n = copy.extents[short]
         first = n if n <= SHORT_EXTENT else rounded(-(-n // -(-n // PART_EXTENT)), PART_UNIT)
         limit = max(WARP, budget // first // WARP * WARP)
-        m = job.extents[long]
+        m = copy.extents[long]
         second = m if m <= limit else rounded(-(-m // -(-m // limit)), WARP)
         blocks = others * -(-n // first) * -(-m // second)
         if blocks >= 2 * target.sm_count or budget <= LEAST_TILE_ELEMENTS:
@@ -112,7 +111,7 @@ def rounded(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
-def tile_counts(job: Job, tile: Tile) -> tuple[int, ...]:
+def tile_counts(copy: BoxCopy, tile: Tile) -> tuple[int, ...]:
     """Tiles along each axis of the box."""
     steps = {tile.s: tile.extent_s, tile.d: tile.extent_d}
-    return tuple(-(-n // steps.get(axis, 1)) for axis, n in enumerate(job.extents))
+    return tuple(-(-n // steps.get(axis, 1)) for axis, n in enumerate(copy.extents))

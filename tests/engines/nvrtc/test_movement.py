@@ -8,7 +8,7 @@ from graphdnn.answer import Decline
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.nvrtc import movement
 from graphdnn.engines.nvrtc.compile import compile_cubin
-from graphdnn.engines.nvrtc.copies import Elements, Job, Start, jobs_of, refined
+from graphdnn.engines.nvrtc.copies import BoxCopy, Elements, Start, box_copies, refined
 from graphdnn.engines.nvrtc.engine import NvrtcEngine, family_of
 from graphdnn.engines.nvrtc.hardware import BLOCK
 from graphdnn.engines.nvrtc.packing import Packing, groups_of
@@ -105,7 +105,7 @@ def inputs(region: Region, rng: Rng) -> dict[str, Array]:
 
 
 class Memory:
-    """Parameters of a kernel in host memory, moved job by job as the kernels do."""
+    """Parameters of a kernel in host memory, moved box by box as the kernels do."""
 
     def __init__(self, region: Region, arrays: dict[str, Array]) -> None:
         self.flat: list[Array] = []
@@ -128,45 +128,45 @@ class Memory:
         wanted = start.number if start.number is not None else int(self.flat[start.parameter][0])
         return min(max(wanted, 0), start.last)
 
-    def run(self, job: Job) -> None:
-        target = job.target
-        if job.into is not None:
-            moved = target.offset + self.start(job.into.start) * job.into.step
+    def run(self, copy: BoxCopy) -> None:
+        target = copy.target
+        if copy.into is not None:
+            moved = target.offset + self.start(copy.into.start) * copy.into.step
             target = Elements(target.parameter, target.strides, moved)
-        goal = self.box(self.flat[target.parameter], job.extents, target)
-        counts = self.box(self.written[target.parameter], job.extents, target)
-        where = np.ones(job.extents, bool)
-        if job.around is not None:
-            first = self.start(job.around.start)
-            along = np.arange(job.extents[job.around.axis])
-            outside = (along < first) | (along >= first + job.around.extent)
-            where &= outside.reshape([-1 if a == job.around.axis else 1 for a in range(len(job.extents))])
-        goal[where] = self.elements(job, goal)[where]
+        goal = self.box(self.flat[target.parameter], copy.extents, target)
+        counts = self.box(self.written[target.parameter], copy.extents, target)
+        where = np.ones(copy.extents, bool)
+        if copy.around is not None:
+            first = self.start(copy.around.start)
+            along = np.arange(copy.extents[copy.around.axis])
+            outside = (along < first) | (along >= first + copy.around.extent)
+            where &= outside.reshape([-1 if a == copy.around.axis else 1 for a in range(len(copy.extents))])
+        goal[where] = self.elements(copy, goal)[where]
         counts[where] += 1
 
-    def elements(self, job: Job, goal: Array) -> Array:
-        if job.counts:
-            return np.arange(job.size).astype(goal.dtype).reshape(job.extents)
-        number = np.frombuffer(job.bits.to_bytes(goal.itemsize, "little"), goal.dtype)
-        if job.source is None:
-            return np.broadcast_to(number, job.extents)
-        flat = self.flat[job.source.parameter]
-        if job.filled is not None:
-            inside = self.box(flat, (*job.extents[:-1], job.filled), job.source)
-            behind = np.broadcast_to(number, (*job.extents[:-1], job.extents[-1] - job.filled))
+    def elements(self, copy: BoxCopy, goal: Array) -> Array:
+        if copy.counts:
+            return np.arange(copy.size).astype(goal.dtype).reshape(copy.extents)
+        number = np.frombuffer(copy.bits.to_bytes(goal.itemsize, "little"), goal.dtype)
+        if copy.source is None:
+            return np.broadcast_to(number, copy.extents)
+        flat = self.flat[copy.source.parameter]
+        if copy.filled is not None:
+            inside = self.box(flat, (*copy.extents[:-1], copy.filled), copy.source)
+            behind = np.broadcast_to(number, (*copy.extents[:-1], copy.extents[-1] - copy.filled))
             return np.concatenate((inside, behind), -1)
-        if job.reshaped is not None:
-            return self.box(flat, job.reshaped, job.source).reshape(job.extents)
-        if job.lookup is None:
-            return self.box(flat, job.extents, job.source)
-        n = job.lookup.extent
-        rows = self.box(self.flat[job.lookup.indices.parameter], job.extents, job.lookup.indices)
+        if copy.reshaped is not None:
+            return self.box(flat, copy.reshaped, copy.source).reshape(copy.extents)
+        if copy.lookup is None:
+            return self.box(flat, copy.extents, copy.source)
+        n = copy.lookup.extent
+        rows = self.box(self.flat[copy.lookup.indices.parameter], copy.extents, copy.lookup.indices)
         rows = np.clip(np.where(rows < 0, rows + n, rows), 0, n - 1).astype(np.int64)
-        places = self.box(np.arange(flat.size), job.extents, job.source) if 0 not in job.source.strides else None
+        places = self.box(np.arange(flat.size), copy.extents, copy.source) if 0 not in copy.source.strides else None
         if places is None:
-            steps = np.meshgrid(*map(np.arange, job.extents), indexing="ij")
-            places = job.source.offset + sum(i * s for i, s in zip(steps, job.source.strides, strict=True))
-        return flat[places + rows * job.lookup.step]
+            steps = np.meshgrid(*map(np.arange, copy.extents), indexing="ij")
+            places = copy.source.offset + sum(i * s for i, s in zip(steps, copy.source.strides, strict=True))
+        return flat[places + rows * copy.lookup.step]
 
 
 @pytest.mark.parametrize("name", REGIONS)
@@ -175,8 +175,8 @@ def test_boxes_write_each_element_once_and_rightly(name: str, rng: Rng) -> None:
     node = region.nodes[0]
     arrays = inputs(region, rng)
     memory = Memory(region, arrays)
-    for job in jobs_of(region, node):
-        memory.run(job)
+    for copy in box_copies(region, node):
+        memory.run(copy)
     expected = apply(node.op, [arrays[v.name] for v in node.operands], node.result_types)
     for i, value in enumerate(region.outputs, start=len(region.inputs)):
         np.testing.assert_array_equal(memory.tensor(i), expected[node.results.index(value)])
@@ -185,20 +185,20 @@ def test_boxes_write_each_element_once_and_rightly(name: str, rng: Rng) -> None:
 
 
 @pytest.mark.parametrize("name", REGIONS)
-def test_pieces_cover_their_boxes(name: str) -> None:
+def test_schedules_cover_their_boxes(name: str) -> None:
     region = REGIONS[name]
-    for piece in movement.pieces_of(region, H200):
-        if piece.tile is not None:
-            counts = tile_counts(piece.job, piece.tile)
-            steps = {piece.tile.s: piece.tile.extent_s, piece.tile.d: piece.tile.extent_d}
-            for axis, n in enumerate(piece.job.extents):
+    for schedule in movement.schedules_of(region, H200):
+        if schedule.tile is not None:
+            counts = tile_counts(schedule.copy, schedule.tile)
+            steps = {schedule.tile.s: schedule.tile.extent_s, schedule.tile.d: schedule.tile.extent_d}
+            for axis, n in enumerate(schedule.copy.extents):
                 assert (counts[axis] - 1) * steps.get(axis, 1) < n <= counts[axis] * steps.get(axis, 1)
-        elif piece.packing is not None:
-            groups = np.prod(groups_of(piece.job, piece.packing))
-            assert piece.blocks * BLOCK * piece.repeat >= groups
-            assert groups * piece.packing.pixels * piece.packing.written >= piece.job.size
-        elif piece.job.around is None:
-            assert piece.blocks * BLOCK * piece.repeat * piece.width >= piece.job.size
+        elif schedule.packing is not None:
+            groups = np.prod(groups_of(schedule.copy, schedule.packing))
+            assert schedule.blocks * BLOCK * schedule.repeat >= groups
+            assert groups * schedule.packing.pixels * schedule.packing.written >= schedule.copy.size
+        elif schedule.copy.around is None:
+            assert schedule.blocks * BLOCK * schedule.repeat * schedule.width >= schedule.copy.size
 
 
 @pytest.mark.parametrize("index", range(len(REGIONS)), ids=REGIONS)
@@ -226,11 +226,11 @@ def test_rows_of_a_tile_start_in_different_banks(extent: int, size: int, expecte
 def test_tiles_fit_shared_memory_and_keep_every_core_busy(dtype: DType, channels: int, order: str) -> None:
     layouts = (None, LAST) if order == "to_last" else (LAST, None)
     region = convert((32, channels, 56, 56), dtype, *layouts)
-    (job,) = jobs_of(region, region.nodes[0])
-    tile = tile_of(job, dtype.itemsize, H200)
+    (copy,) = box_copies(region, region.nodes[0])
+    tile = tile_of(copy, dtype.itemsize, H200)
     assert tile is not None
     assert tile.pitch * tile.extent_d * dtype.itemsize <= 48 * 1024
-    assert np.prod(tile_counts(job, tile)) >= H200.sm_count
+    assert np.prod(tile_counts(copy, tile)) >= H200.sm_count
     assert tile.extent_s * tile.extent_d >= 512
     if channels <= 96:
         assert channels in (tile.extent_s, tile.extent_d)
@@ -239,7 +239,7 @@ def test_tiles_fit_shared_memory_and_keep_every_core_busy(dtype: DType, channels
 
 def test_vectors_where_addresses_allow() -> None:
     def widths(region: Region) -> tuple[int, int]:
-        tile = movement.pieces_of(region, H200)[0].tile
+        tile = movement.schedules_of(region, H200)[0].tile
         assert tile is not None
         return tile.width_in, tile.width_out
 
@@ -248,10 +248,10 @@ def test_vectors_where_addresses_allow() -> None:
     assert widths(convert((32, 3, 224, 224), gd.float32, LAST, None)) == (4, 4)
     assert widths(convert((32, 23, 7, 7), gd.float16, None, LAST)) == (1, 1)
     assert widths(convert((32, 512, 7, 7), gd.float16, None, LAST)) == (8, 8)
-    assert movement.pieces_of(REGIONS["concat"], H200)[0].width == 4
-    assert movement.pieces_of(REGIONS["gather"], H200)[0].width == 8
-    assert movement.pieces_of(REGIONS["gather_innermost"], H200)[0].width == 1
-    assert movement.pieces_of(REGIONS["write_innermost"], H200)[0].width == 1
+    assert movement.schedules_of(REGIONS["concat"], H200)[0].width == 4
+    assert movement.schedules_of(REGIONS["gather"], H200)[0].width == 8
+    assert movement.schedules_of(REGIONS["gather_innermost"], H200)[0].width == 1
+    assert movement.schedules_of(REGIONS["write_innermost"], H200)[0].width == 1
 
 
 def padded(shape: tuple[int, ...], channels: int, dtype: DType, before: tuple[int, ...] | None = None) -> Region:
@@ -280,9 +280,9 @@ def padded(shape: tuple[int, ...], channels: int, dtype: DType, before: tuple[in
     ],
 )
 def test_few_channels_are_packed_in_registers(region: Region, expected: Packing | None) -> None:
-    (piece,) = movement.pieces_of(region, H200)
-    assert piece.packing == expected
-    assert piece.packing is None or piece.tile is None
+    (schedule,) = movement.schedules_of(region, H200)
+    assert schedule.packing == expected
+    assert schedule.packing is None or schedule.tile is None
     assert len(movement.generate(region, H200).kernels) == 1
 
 
@@ -315,15 +315,15 @@ def test_few_blocks_where_the_operand_may_be_the_result() -> None:
         dense((1,), gd.int32),
         axis=2,
     )
-    window, rest = movement.pieces_of(region, H200)
+    window, rest = movement.schedules_of(region, H200)
     assert (window.width, rest.width) == (8, 8)
     assert rest.blocks == 8 * H200.sm_count
     assert "if (p0 == p3) return;" in movement.generate(region, H200).kernels[0].source
 
 
 def test_large_tensors_take_long_indices() -> None:
-    small = movement.pieces_of(convert((8, 64, 512, 512), gd.int8, None, LAST), H200)[0]
-    large = movement.pieces_of(convert((64, 64, 1024, 1024), gd.int8, None, LAST), H200)[0]
+    small = movement.schedules_of(convert((8, 64, 512, 512), gd.int8, None, LAST), H200)[0]
+    large = movement.schedules_of(convert((64, 64, 1024, 1024), gd.int8, None, LAST), H200)[0]
     assert (small.index, large.index) == ("int", "i64")
 
 
