@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from graphdnn.ir.text import parse
     from graphdnn.report.model import CompileReport
     from graphdnn.runtime.arrays import DeviceArray
-    from graphdnn.saved.load import load
+    from graphdnn.serialization.load import load
     from graphdnn.specialize.jitted import jit
 
 __version__ = "0.1.0"
@@ -36,7 +36,7 @@ LAZY = {
     "DeviceArray": "graphdnn.runtime.arrays",
     "Executable": "graphdnn.executable",
     "jit": "graphdnn.specialize.jitted",
-    "load": "graphdnn.saved.load",
+    "load": "graphdnn.serialization.load",
     "parse": "graphdnn.ir.text",
 }
 """Public names that are imported when first used, and where they live."""

@@ -70,13 +70,13 @@ class Decline:
 
     @classmethod
     def of_row(cls, row: Sequence[str]) -> Self:
-        """The decline that `row` spells.  Raises ValueError or TypeError where these texts spell none."""
+        """The decline that a `row` is.  Raises ValueError or TypeError where these texts are none."""
         code, reason, *fix = row
         return cls(Code(code), reason, Fix(*fix) if fix else None)
 
     @property
     def row(self) -> list[str]:
-        """Code, reason and the four fields of the fix, if there is one: how caches and messages spell a decline."""
+        """Code, reason and the four fields of the fix, if there is one: a decline in caches and messages."""
         fix = self.fix
         return [self.code.value, self.reason, *((fix.target, fix.attribute, fix.before, fix.after) if fix else ())]
 

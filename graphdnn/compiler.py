@@ -39,7 +39,7 @@ from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.probe import ChildProber
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Schedule
-from graphdnn.saved.manifest import environment
+from graphdnn.serialization.manifest import environment
 from graphdnn.spelling import named_arguments
 from graphdnn.target import WORDS, Target, unknown_target
 
@@ -80,8 +80,8 @@ def compile_locked(
     graph: Graph, machine: Target, device: Device | None, options: CompileOptions, path: str | Path
 ) -> Executable:
     """Compiles with what a lock file decides, as far as it fits."""
-    from graphdnn.saved.kinds import path_of
-    from graphdnn.saved.lock import Lock
+    from graphdnn.serialization.kinds import path_of
+    from graphdnn.serialization.lock import Lock
 
     lock = Lock.of(path_of("compile: lock", path), graph.name, machine, options.model_dump(mode="json"))
     try:

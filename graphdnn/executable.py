@@ -117,8 +117,8 @@ class Executable:
         Current values of states are not in it.  Raises ExecutionError for a device that was only described: there are
         no plans to save.
         """
-        from graphdnn.saved.kinds import path_of
-        from graphdnn.saved.save import save
+        from graphdnn.serialization.kinds import path_of
+        from graphdnn.serialization.save import save
 
         self._present()
         save(self.graph, self.report, self.compilation, path_of("save: path", path))
@@ -128,8 +128,8 @@ class Executable:
 
         Of a device that was only described it has the regions and engines.
         """
-        from graphdnn.saved.kinds import path_of
-        from graphdnn.saved.lock import write_lock
+        from graphdnn.serialization.kinds import path_of
+        from graphdnn.serialization.lock import write_lock
 
         write_lock(self.report, self.compilation, path_of("save_lock: path", path))
 

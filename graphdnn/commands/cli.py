@@ -121,7 +121,7 @@ def run_replay(options: argparse.Namespace) -> int:
     from graphdnn.commands.explain import target_here
     from graphdnn.commands.replay import replay
     from graphdnn.report.explain import escaped
-    from graphdnn.saved.kinds import SAID, Kind, kind_of
+    from graphdnn.serialization.kinds import SAID, Kind, kind_of
 
     target = "auto" if options.target is None else target_here(options.target, options.replay)
     kind = kind_of(Path(options.replay))

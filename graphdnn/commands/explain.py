@@ -85,7 +85,7 @@ def asked_options(options: argparse.Namespace) -> dict[str, object]:
 
 def both(files: Sequence[str], target: str | None, asked: Mapping[str, object]) -> list[CompileReport]:
     """Two reports.  A graph beside a report is compiled for the same target with the same options."""
-    from graphdnn.saved.kinds import Kind, kind_of
+    from graphdnn.serialization.kinds import Kind, kind_of
 
     graphs = [name for name in files if kind_of(Path(name)) is Kind.GRAPH]
     found = {name: report_of(name, target, asked) for name in files if name not in graphs}
@@ -129,9 +129,9 @@ def report_of(name: str | Path, target: str | None, options: Mapping[str, object
     the file.
     """
     import graphdnn as gd
-    from graphdnn.saved.kinds import SAID, Kind, kind_of
-    from graphdnn.saved.load import graph_in
-    from graphdnn.saved.reports import read_report
+    from graphdnn.serialization.kinds import SAID, Kind, kind_of
+    from graphdnn.serialization.load import graph_in
+    from graphdnn.serialization.reports import read_report
 
     path = Path(name)
     kind, is_asked = kind_of(path), target is not None or bool(options)

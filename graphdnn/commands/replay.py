@@ -28,8 +28,8 @@ from graphdnn.runtime.child import Child, Ended, Parent
 from graphdnn.runtime.context import DeviceContext
 from graphdnn.runtime.loaded import laid_out
 from graphdnn.runtime.program import Program
-from graphdnn.saved.kinds import Kind, kind_of
-from graphdnn.saved.load import graph_in, load
+from graphdnn.serialization.kinds import Kind, kind_of
+from graphdnn.serialization.load import graph_in, load
 from graphdnn.spelling import counted
 
 COMPILE_SECONDS = 600.0

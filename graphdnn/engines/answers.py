@@ -16,7 +16,7 @@ from graphdnn.answer import Decline
 from graphdnn.engines.answers_file import UNCACHED, Answer, AnswerKey, Question, decode_answers, encode_answers
 from graphdnn.engines.contract import Policy, Store, Support, forget
 from graphdnn.engines.environment import code_digest, is_as_loaded
-from graphdnn.engines.saved import spelled
+from graphdnn.engines.serialization import key_text
 from graphdnn.forking import renew_in_children
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
@@ -194,7 +194,7 @@ def entry_key(graph: Graph, target: Target, policy: Policy) -> str:
     """The store's key of the answers about a graph: the graph without its weights, the target, the policy, and a digest
     of the code that answers."""
     digest = hashlib.sha256(circumstances(target, policy).encode()).hexdigest()
-    return spelled(
+    return key_text(
         {
             "graph": graph.name,
             "device": target.name,
@@ -208,9 +208,9 @@ def entry_key(graph: Graph, target: Target, policy: Policy) -> str:
 def structure(graph: Graph) -> str:
     """SHA-256 of what a graph is and how it is named, without the content of constants, which no engine is told."""
     values = {"in": graph.inputs, "constant": graph.constants, "state": graph.states, "out": graph.outputs}
-    lines = [f"{what} {name!r} {v.name!r} {v.type.spelled}" for what, all in values.items() for name, v in all.items()]
+    lines = [f"{what} {name!r} {v.name!r} {v.type.key}" for what, all in values.items() for name, v in all.items()]
     for node in graph.nodes:
-        reads = [v.name if v.literal is None else (v.literal, v.type.spelled) for v in node.operands]
+        reads = [v.name if v.literal is None else (v.literal, v.type.key) for v in node.operands]
         lines.append(f"{node.name!r} {node.kind} of {reads} to {[v.name for v in node.results]} from {node.origins}")
     lines += [f"next {name!r} {v.name!r}" for name, v in graph.updates.items()]
     lines.append(repr(sorted(graph.output_strides.items())))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cost import roofline_us
-from graphdnn.engines.saved import identity_of, pack, unnamed, unpack
+from graphdnn.engines.serialization import identity_of, pack, unknown_plan, unpack
 from graphdnn.ir.evaluate import apply, operand
 from graphdnn.ir.graph import Value
 from graphdnn.ir.region import Region
@@ -33,7 +33,7 @@ class ReferenceEngine:
 
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
         (only,) = self.candidates(region, device, policy)
-        return only if name == only.name else unnamed(self.name, name, region)
+        return only if name == only.name else unknown_plan(self.name, name, region)
 
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
         return pack(identity_of(candidate, {}))

@@ -108,7 +108,7 @@ def checked_op(who: str, kind: str, attributes: Mapping[str, object]) -> Op:
             raise GraphError(f"{who}: {kind} has no attribute {quoted(name)}; it has {', '.join(hints) or 'none'}")
         if not conforms(value, hints[name]):
             raise GraphError(
-                f"{who}: attribute {name} of {kind} is {quoted(value)}, which is not of type {spelled(hints[name])}"
+                f"{who}: attribute {name} of {kind} is {quoted(value)}, which is not of type {type_text(hints[name])}"
             )
     required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]  # type: ignore[arg-type]
     for name in required:
@@ -117,7 +117,8 @@ def checked_op(who: str, kind: str, attributes: Mapping[str, object]) -> Op:
     return cls(**attributes)
 
 
-def spelled(hint: Any) -> str:
+def type_text(hint: Any) -> str:
+    """An attribute's type as Python writes it."""
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 

@@ -134,7 +134,7 @@ class Node:
     @cached_property
     def kind(self) -> str:
         """What the node does, apart from names and wiring: op with attributes, types of the results with layouts."""
-        return f"{self.op!r} -> {' '.join(v.type.spelled for v in self.results)}"
+        return f"{self.op!r} -> {' '.join(v.type.key for v in self.results)}"
 
     def __str__(self) -> str:
         return f"{self.op.label} %{named(self.name)}"

@@ -167,7 +167,7 @@ class Region:
         lines: list[str] = []
         for value, bytes, shared in zip(self.inputs, self.alignments, self._sharing, strict=True):
             ids[value] = place = f"i{len(ids)}"
-            lines.append(f"{place} {value.type.spelled} at {bytes}{shared}")
+            lines.append(f"{place} {value.type.key} at {bytes}{shared}")
         for number, node in enumerate(self.nodes):
             line = f"{node.kind} of"
             for value in node.operands:

@@ -57,28 +57,28 @@ LONGEST_NUMBER = 400
 
 def print_graph(graph: Graph) -> str:
     """The text form of a graph, ending in a newline.  Needs no constant's data."""
-    inputs = ", ".join(f"{spell(name)}: {value.type}" for name, value in graph.inputs.items())
-    lines = [f"graph {spell(graph.name)}({inputs}) {{"]
+    inputs = ", ".join(f"{name_text(name)}: {value.type}" for name, value in graph.inputs.items())
+    lines = [f"graph {name_text(graph.name)}({inputs}) {{"]
     lines += [f"  state {reference(v)}: {v.type}" for v in graph.states.values()]
     for name, value in graph.constants.items():
         lines.append(f"  constant {reference(value)}: {value.type} sha256:{graph.payloads[name].digest}")
     lines += [f"  {print_node(node)}" for node in graph.nodes]
     for name, value in graph.outputs.items():
         declared = f" : {graph.output_type(name)}" if name in graph.output_strides else ""
-        lines.append(f"  return {spell(name)} = {reference(value)}{declared}")
-    lines += [f"  update {spell(name)} = {reference(value)}" for name, value in graph.updates.items()]
+        lines.append(f"  return {name_text(name)} = {reference(value)}{declared}")
+    lines += [f"  update {name_text(name)} = {reference(value)}" for name, value in graph.updates.items()]
     return "\n".join((*lines, "}\n"))
 
 
 def print_node(node: Node) -> str:
     """One node's line."""
     results = ", ".join(map(reference, node.results))
-    named = "" if [v.name for v in node.results] == [node.name] else f"@{spell(node.name)}"
+    named = "" if [v.name for v in node.results] == [node.name] else f"@{name_text(node.name)}"
     operands = ", ".join(
         reference(v) if v.literal is None else f"{v.literal!r}:{v.type.dtype.text}" for v in node.operands
     )
     attributes = print_attributes(node.op)
-    origins = "" if node.origins == (node.name,) else f" from {', '.join(map(spell, node.origins)) or '()'}"
+    origins = "" if node.origins == (node.name,) else f" from {', '.join(map(name_text, node.origins)) or '()'}"
     types = ", ".join(map(str, node.result_types))
     return f"{results} = {node.op.label}{named}({operands}){attributes} : {types}{origins}"
 
@@ -103,13 +103,13 @@ def print_value(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def spell(name: str) -> str:
+def name_text(name: str) -> str:
     """A name as it stands in text: bare where it is a word, quoted elsewhere."""
     return name if WORD.fullmatch(name) else json.dumps(name)
 
 
 def reference(value: Value) -> str:
-    return f"%{spell(value.name)}"
+    return f"%{name_text(value.name)}"
 
 
 @dataclass(frozen=True)

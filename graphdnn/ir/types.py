@@ -196,8 +196,8 @@ class TensorType:
         return prod(self.shape)
 
     @cached_property
-    def spelled(self) -> str:
-        """Type, shape and strides in one spelling, for keys."""
+    def key(self) -> str:
+        """Type, shape and strides as one text, alike for types that lie alike."""
         return f"{self.dtype.name}{self.shape}{self.layout}"
 
     @property

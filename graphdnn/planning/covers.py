@@ -18,7 +18,7 @@ from graphdnn.engines.attempt import Chosen
 from graphdnn.engines.choose import Decision, Selector
 from graphdnn.engines.contract import Store, Support, forget
 from graphdnn.engines.environment import code_digest, is_as_loaded
-from graphdnn.engines.saved import spelled
+from graphdnn.engines.serialization import key_text
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
 from graphdnn.ir.views import is_free
@@ -94,7 +94,7 @@ class Covers:
         selector = self._selector
         said = repr((circumstances(selector.target, selector.policy), self._options))
         digest = hashlib.sha256(said.encode()).hexdigest()
-        return spelled(
+        return key_text(
             {
                 "graph": graph.name,
                 "device": selector.target.name,

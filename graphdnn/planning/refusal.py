@@ -51,10 +51,10 @@ def user_words(node: Node, user_graph: Graph) -> str:
 def as_whole(node: Node, whole: Sequence[Region], user_graph: Graph, selector: Selector) -> str:
     """Engines that would take the user's node as it is, and the options or failures that kept them from it."""
     told = [
-        f"; {engine} takes {user_words(spelled.nodes[0], user_graph)} whole, but {answer}"
-        for spelled in whole
-        if spelled.origins == node.origins
-        for engine, answer in selector.support.answers(spelled).items()
+        f"; {engine} takes {user_words(composite.nodes[0], user_graph)} whole, but {answer}"
+        for composite in whole
+        if composite.origins == node.origins
+        for engine, answer in selector.support.answers(composite).items()
         if isinstance(answer, Decline) and answer.code in OVERRULED
     ]
     return "".join(dict.fromkeys(told))

@@ -14,7 +14,7 @@ from graphdnn.report.explain import printable, shorten
 from graphdnn.report.model import CompileReport, PassReport, RegionReport
 from graphdnn.spelling import byte_count, counted
 
-Spell = Callable[[int], str]
+Format = Callable[[int], str]
 
 SHOWN = 8
 """Lines of one pass's changes that are shown."""
@@ -36,7 +36,7 @@ BYTES: dict[str, str] = {
 REGION_BYTES: dict[str, str] = {"workspace_bytes": "scratch", "read_bytes": "read", "written_bytes": "written"}
 """The same of one region's bytes."""
 
-SUMMED: tuple[tuple[str, str, Spell], ...] = (
+SUMMED: tuple[tuple[str, str, Format], ...] = (
     ("kernels", "kernels", str),
     ("read_bytes", "read", byte_count),
     ("written_bytes", "written", byte_count),
@@ -95,15 +95,15 @@ def measured(regions: Sequence[RegionReport]) -> float | None:
     return sum(found) if found and len(found) == len(regions) else None
 
 
-def numbers(old: Any, new: Any, fields: Mapping[str, str], spell: Spell) -> list[str]:
+def numbers(old: Any, new: Any, fields: Mapping[str, str], text: Format) -> list[str]:
     """A line for each field that counts something else than before."""
     pairs = [(title, getattr(old, name), getattr(new, name)) for name, title in fields.items()]
-    return [f"{title} {spell(a)} -> {spell(b)}{exact(spell, a, b)}" for title, a, b in pairs if a != b]
+    return [f"{title} {text(a)} -> {text(b)}{exact(text, a, b)}" for title, a, b in pairs if a != b]
 
 
-def exact(spell: Spell, old: int, new: int) -> str:
-    """The difference in bytes where both are spelled alike."""
-    return f" ({new - old:+d} B)" if spell(old) == spell(new) else ""
+def exact(text: Format, old: int, new: int) -> str:
+    """The difference in bytes where both are written alike."""
+    return f" ({new - old:+d} B)" if text(old) == text(new) else ""
 
 
 def times(title: str, old: float | None, new: float | None) -> list[str]:
@@ -245,9 +245,9 @@ def regrouped(group: Group) -> str:
 def totalled(group: Group) -> list[str]:
     """Kernels, bytes and times of a group, summed."""
     lines: list[str] = []
-    for field, title, spell in SUMMED:
+    for field, title, text in SUMMED:
         old, new = (sum(getattr(r, field) for r in side) for side in (group.old, group.new))
-        lines += [f"{title} {spell(old)} -> {spell(new)}"] if old != new else []
+        lines += [f"{title} {text(old)} -> {text(new)}"] if old != new else []
     lines += times("estimated", *(sum(r.estimated_us for r in side) for side in (group.old, group.new)))
     return lines + times("measured", measured(group.old), measured(group.new))
 

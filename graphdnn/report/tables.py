@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from graphdnn.report.model import CandidateReport, CompileReport
-from graphdnn.saved.records import complaint
+from graphdnn.serialization.records import complaint
 from graphdnn.spelling import quoted
 
 FORMAT = "graphdnn report"
@@ -140,12 +140,12 @@ def read_rows(reader: Reader, tables: Mapping[str, Any]) -> list[CandidateReport
     """The candidates of all rows."""
     names, ops, patterns, written = (listed(n, tables[n], str) for n in ("names", "ops", "patterns", "candidates"))
     ids = None if tables["ids"] is None else listed("ids", tables["ids"], str)
-    spelled = ["+".join([ops[i] for i in reader.numbers(pattern, len(ops))]) for pattern in patterns]
+    texts = ["+".join([ops[i] for i in reader.numbers(pattern, len(ops))]) for pattern in patterns]
     answers = [Answer.of(fields) for fields in listed("answers", tables["answers"], dict)]
     entries: list[CandidateReport] = []
     for row in written:
         nodes, place, numbers = reader.row(row)
-        pattern = spelled[reader.number(place, len(spelled))]
+        pattern = texts[reader.number(place, len(texts))]
         own = {"nodes": tuple([names[i] for i in reader.numbers(nodes, len(names))]), "pattern": pattern}
         for number in reader.numbers(numbers, len(answers)):
             if ids is not None and len(entries) == len(ids):

@@ -25,7 +25,7 @@ from graphdnn.specialize.masking import Masking
 from graphdnn.specialize.padding import Padding
 from graphdnn.specialize.parameters import Function
 from graphdnn.specialize.routes import Build, Lengths, PaddingTarget, Route, checked_lengths
-from graphdnn.specialize.signature import Signature, spelled
+from graphdnn.specialize.signature import Signature, signature_text
 from graphdnn.specialize.tuning import BACKGROUND
 from graphdnn.specialize.variation import RepeatedBuildsWarning, warning
 from graphdnn.spelling import counted, named_arguments, quoted
@@ -39,7 +39,7 @@ def circular(who: str, names: tuple[str, ...]) -> Callable[[Signature], str]:
     """What is said of a function whose build asks for itself, by signature."""
     return lambda signature: (
         f"jitted function {who} was called by itself, directly or through others, with the signature that is being "
-        f"built, ({spelled(names, signature)}); one whose build does not lead back to itself is needed"
+        f"built, ({signature_text(names, signature)}); one whose build does not lead back to itself is needed"
     )
 
 
@@ -232,7 +232,7 @@ class Jitted:
         Called directly, one for padded shapes takes arrays of these, the `lengths` too, and where it masks int32
         scalars, `jit.extent_0` and so on: the exact extents behind which it masks.
         """
-        return {spelled(self._names, signature): build.executable for signature, build in self._builds.items()}
+        return {signature_text(self._names, signature): build.executable for signature, build in self._builds.items()}
 
     def wait_for_tuning(self, timeout: float | None = None) -> bool:
         """Waits until no tuned build is due, at most `timeout` seconds; whether that is so."""
@@ -342,7 +342,7 @@ class Jitted:
                     self._tuning_failures += 1
                     self._messages.append(
                         TuningWarning(
-                            f"{self._function.name} stays untuned for {spelled(self._names, signature)}: "
+                            f"{self._function.name} stays untuned for {signature_text(self._names, signature)}: "
                             f"{in_words(failure)}"
                         )
                     )

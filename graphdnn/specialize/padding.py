@@ -17,7 +17,7 @@ from graphdnn.specialize.masking import Masking, names_of
 from graphdnn.specialize.parameters import Function
 from graphdnn.specialize.proof import Mask, masks_needed, prove
 from graphdnn.specialize.routes import Build, Lengths, length_types, limits_of
-from graphdnn.specialize.signature import Form, Signature, spelled, type_of
+from graphdnn.specialize.signature import Form, Signature, signature_text, type_of
 
 Change = Callable[[str, Form, Mapping[int, Rule]], Form]
 """What makes one form of another: for a parameter, by its rules."""
@@ -70,8 +70,8 @@ class Padding:
             return self.trace(longer)
         except Exception as error:
             raise CompileError(
-                f"{self.function.name} takes {spelled(self.names, signature)}, but not padded to "
-                f"{spelled(self.names, longer)}: {in_words(error)}"
+                f"{self.function.name} takes {signature_text(self.names, signature)}, but not padded to "
+                f"{signature_text(self.names, longer)}: {in_words(error)}"
             ) from error
 
     def masking(self, known: Masking, traced: Graph, signature: Signature, exact: Graph, longer: Signature) -> Masking:
@@ -134,6 +134,6 @@ class Padding:
 
     def _refusal(self, signature: Signature, longer: Signature, answer: Decline) -> CompileError:
         return CompileError(
-            f"{self.function.name} cannot be padded from {spelled(self.names, signature)} to "
-            f"{spelled(self.names, longer)}: {answer.reason}"
+            f"{self.function.name} cannot be padded from {signature_text(self.names, signature)} to "
+            f"{signature_text(self.names, longer)}: {answer.reason}"
         )

@@ -103,6 +103,6 @@ def type_of(form: Form) -> TensorType:
     return TensorType(tuple(shape), DTYPES[dtype], None if order is None else dense_strides(shape, order))
 
 
-def spelled(names: Sequence[str], signature: Signature) -> str:
+def signature_text(names: Sequence[str], signature: Signature) -> str:
     """A signature as people read it: each parameter with its type."""
     return ", ".join(f"{n}: {type_of(f)}" for n, f in zip(names, signature, strict=True) if f is not None)

@@ -9,7 +9,7 @@ from graphdnn.ir.graph import Graph
 from graphdnn.specialize.padding import Padding
 from graphdnn.specialize.proof import masks_needed
 from graphdnn.specialize.routes import Lengths, limits_of
-from graphdnn.specialize.signature import Form, Signature, spelled
+from graphdnn.specialize.signature import Form, Signature, signature_text
 from graphdnn.spelling import counted
 
 VALUES_SHOWN = 6
@@ -71,7 +71,7 @@ def warning(padding: Padding, builds: int, signatures: Sequence[Signature], grap
     causes += other_causes(names, signatures)
     said = f"{name} was built {counted(builds, 'time')}"
     if len(signatures) == 1:
-        return f"{said}, for {spelled(names, signatures[0])}"
+        return f"{said}, for {signature_text(names, signatures[0])}"
     distinct = len(set(signatures))
     if distinct <= len(signatures) / 2:
         return (

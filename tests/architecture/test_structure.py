@@ -47,13 +47,16 @@ MAY_IMPORT = {
     },
     "config": LOWER,
     "planning": LOWER | {"config", "planning"},
-    "report": LOWER | {"__version__", "config", "planning", "report", "saved"},
+    "report": LOWER | {"__version__", "config", "planning", "report", "serialization"},
 }
 """What each part may import of graphdnn; the public edge above them may import all of these."""
 
-TOP = {"executable", "compiler", "saved", "specialize", "commands", "__main__", "__init__"}
+TOP = {"executable", "compiler", "serialization", "specialize", "commands", "__main__", "__init__"}
 
-ONLY_OF = {("runtime", "engines"): "graphdnn.engines.contract", ("report", "saved"): "graphdnn.saved.records"}
+ONLY_OF = {
+    ("runtime", "engines"): "graphdnn.engines.contract",
+    ("report", "serialization"): "graphdnn.serialization.records",
+}
 """The one module of another part that a part may import, where it is not all of it."""
 
 ONLY_IN = {
@@ -62,7 +65,7 @@ ONLY_IN = {
     "scipy": ("graphdnn/ir/ops/pointwise.py",),
     "ml_dtypes": ("graphdnn/ir/types.py",),
     "networkx": ("graphdnn/ir/algorithms.py",),
-    "pydantic": ("graphdnn/config.py", "graphdnn/report/", "graphdnn/ir/document", "graphdnn/saved/"),
+    "pydantic": ("graphdnn/config.py", "graphdnn/report/", "graphdnn/ir/document", "graphdnn/serialization/"),
     "rich": ("graphdnn/report/explain.py", "graphdnn/planning/progress.py"),
 }
 """Libraries that a few files only may import."""

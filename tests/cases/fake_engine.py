@@ -9,7 +9,7 @@ from typing import ClassVar
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
 from graphdnn.engines.reference import ReferencePlan
-from graphdnn.engines.saved import identity_of, pack, unnamed, unpack
+from graphdnn.engines.serialization import identity_of, pack, unknown_plan, unpack
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
@@ -64,7 +64,7 @@ class FakeEngine:
         found = self.candidates(region, device, policy)
         if isinstance(found, Decline):
             return found
-        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+        return next((c for c in found if c.name == name), unknown_plan(self.name, name, region))
 
     def save(self, candidate: Candidate, plan: DevicePlan | HostPlan) -> bytes:
         return pack(identity_of(candidate, {}), str(candidate.recipe).encode())

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from graphdnn.commands import cli
-from graphdnn.engines.saved import spelled
+from graphdnn.engines.serialization import key_text
 from graphdnn.runtime.cache import DIRECTORY_VARIABLE, DiskStore
 
-KEY = spelled({"engine": "cudnn", "plan": "eng4_k24=2", "region": "ab" * 32, "device": "h200", "driver": "580"})
+KEY = key_text({"engine": "cudnn", "plan": "eng4_k24=2", "region": "ab" * 32, "device": "h200", "driver": "580"})
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_list_of_one_kind(store: DiskStore, capsys: pytest.CaptureFixture) -> No
 
 def test_keys_cannot_write_to_the_terminal(store: DiskStore, capsys: pytest.CaptureFixture) -> None:
     store.put("kernel", "\x1b[2J\n", b"")
-    store.put("kernel", spelled({"plan": "\x1b[31m"}), b"")
+    store.put("kernel", key_text({"plan": "\x1b[31m"}), b"")
     assert not [line for line in said(capsys, "list", "--dir", str(store.directory)) if "\x1b" in line]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.commands import cli
-from graphdnn.saved.kinds import Kind, kind_of
+from graphdnn.serialization.kinds import Kind, kind_of
 from tests.report.test_diff import block
 
 

@@ -55,7 +55,7 @@ from graphdnn.runtime.child import NoTorch
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.probe import ChildProber
 from graphdnn.runtime.timing import CudaTimer
-from graphdnn.saved.manifest import environment
+from graphdnn.serialization.manifest import environment
 from graphdnn.target import Target
 
 THREADS = 8
@@ -201,7 +201,7 @@ def plan_row(tried: Tried) -> Row:
     return {**row_of(tried), "is_known": tried.candidate.is_known}
 
 
-def spelled(document: Mapping[str, Any]) -> str:
+def document_text(document: Mapping[str, Any]) -> str:
     """The document as JSON, a plan a line."""
     head = "".join(f" {json.dumps(k)}: {json.dumps(v)},\n" for k, v in document.items() if k != "regions")
     regions = [opened(region, "engines", map(engine_text, region["engines"])) for region in document["regions"]]
@@ -241,7 +241,7 @@ def record(tasks: Sequence[Task], rows_of: Callable[[Task], list[Row]], path: Pa
             traceback.print_exc()
             found = []
         regions += found
-        path.write_text(spelled(rounded({**about, "left_out": left_out, "regions": regions})))
+        path.write_text(document_text(rounded({**about, "left_out": left_out, "regions": regions})))
         count = sum(len(e["plans"]) for r in found for e in r["engines"])
         print(f"{task}: {count} plans, {time.perf_counter() - started:.1f} s", flush=True)
     return 1 if left_out else 0

@@ -22,11 +22,11 @@ from graphdnn.engines.contract import Candidate, DevicePlan, Engine, HostPlan, P
 from graphdnn.engines.cublaslt.engine import CublasLtEngine
 from graphdnn.engines.cudnn import engine as cudnn_engine
 from graphdnn.engines.cudnn.engine import CudnnEngine
-from graphdnn.engines.cudnn.kept import PLANS, here, read_plan
+from graphdnn.engines.cudnn.serialization import PLANS, decode_plan, environment_here
 from graphdnn.engines.manifest import MANIFEST
 from graphdnn.engines.nvrtc import compile as compiler
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
-from graphdnn.engines.saved import identity_of, pack, spelled
+from graphdnn.engines.serialization import identity_of, key_text, pack
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import row_major
 from graphdnn.runtime.cache import Check, DiskStore
@@ -192,10 +192,10 @@ def test_a_spoilt_entry_is_dropped_and_built_anew(
     with fresh:
         candidate, plan = built(CudnnEngine(), CONV, fresh)
         wanted = run(fresh, CONV, plan, arrays)
-        identity = identity_of(candidate, here(cudnn, fresh.target))
-        kept = store.get(PLANS, spelled(identity))
+        identity = identity_of(candidate, environment_here(cudnn, fresh.target))
+        kept = store.get(PLANS, key_text(identity))
         assert kept is not None
-        path = next(e.path for e in store.entries() if e.kind == PLANS and e.key() == spelled(identity))
+        path = next(e.path for e in store.entries() if e.kind == PLANS and e.key() == key_text(identity))
         if how == "bit":
             raw = bytearray(path.read_bytes())
             raw[-20] ^= 4
@@ -203,11 +203,11 @@ def test_a_spoilt_entry_is_dropped_and_built_anew(
         elif how == "truncated":
             path.write_bytes(path.read_bytes()[:-100])
         else:
-            read = read_plan(kept, identity, CONV)
+            read = decode_plan(kept, identity, CONV)
             assert not isinstance(read, Decline)
             beside = json.dumps({"bindings": read.bindings, "workspace": read.workspace}).encode()
             other = identity if how.startswith("noise") else {**identity, "plan": "eng0"}
-            store.put(PLANS, spelled(identity), pack(other, beside, rng.bytes(4000)))
+            store.put(PLANS, key_text(identity), pack(other, beside, rng.bytes(4000)))
         builds.clear()
         with pytest.warns(RuntimeWarning, match="dropped"):
             again = CudnnEngine().build(candidate, fresh)

@@ -14,7 +14,7 @@ import graphdnn as gd
 from examples.models import resnet
 from graphdnn.engines.nvrtc import compile as nvrtc_compile
 from graphdnn.planning import planner
-from graphdnn.saved import container
+from graphdnn.serialization import container
 from tests.numbers import relative_error
 from tests.processes import ROOT, child_environment
 

@@ -12,7 +12,7 @@ from graphdnn.ir.region import Region
 from graphdnn.runtime.device import HostDevice
 from graphdnn.runtime.timing import HostTimer
 from tests.engines.scripted import Act, Clock, Scripted
-from tests.gpu.record_candidates import Task, recorded, spelled
+from tests.gpu.record_candidates import Task, document_text, recorded
 from tests.recorded.lists import Recording, recording
 from tests.recorded.replay import stand_in
 
@@ -87,5 +87,5 @@ def rows(case: str) -> list[dict[str, object]]:
 
 def made() -> list[Recording]:
     """All cases, written as the recorder writes them and read again."""
-    text = spelled({"regions": [row for case in CASES for row in rows(case)]})
+    text = document_text({"regions": [row for case in CASES for row in rows(case)]})
     return [recording(row) for row in json.loads(text)["regions"]]

@@ -15,7 +15,7 @@ from graphdnn import compiler
 from graphdnn.answer import Code, Decline
 from graphdnn.engines import manifest
 from graphdnn.engines.contract import Bench, Candidate, Device, DevicePlan, HostPlan, Policy, Support, Timing
-from graphdnn.engines.saved import unnamed
+from graphdnn.engines.serialization import unknown_plan
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.planning import session
@@ -101,7 +101,7 @@ class Replayed:
 
     def named(self, region: Region, name: str, device: Device, policy: Policy) -> Candidate | Decline:
         found = (candidate(region, p) for p in self._offer(policy).plans if p.name == name)
-        return next(found, unnamed(self.name, name, region))
+        return next(found, unknown_plan(self.name, name, region))
 
     def build(self, candidate: Candidate, device: Device) -> DevicePlan | HostPlan | Decline:
         self.built.append(candidate.name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plan_cases import CASES
-from tests.gpu.record_candidates import TASKS, Task, record, spelled
+from tests.gpu.record_candidates import TASKS, Task, document_text, record
 from tests.recorded import made
 from tests.recorded.lists import FILE, Recording, read
 
@@ -101,7 +101,7 @@ def test_a_plan_is_a_line_and_times_have_four_digits(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert '"us": 1.235' in lines[0]
     document = json.loads(path.read_text())
-    assert json.loads(spelled(document)) == document
+    assert json.loads(document_text(document)) == document
 
 
 def test_tasks_are_cases_of_every_kind() -> None:

@@ -15,7 +15,7 @@ from graphdnn.report import model as report_module
 from graphdnn.report import tables
 from graphdnn.report.model import CandidateReport, CompileReport, FixReport
 from graphdnn.report.tables import ranges, tabled
-from graphdnn.saved.kinds import Kind, kind_of
+from graphdnn.serialization.kinds import Kind, kind_of
 from tests.planned import H200, h200_report
 from tests.report.golden import GOLDEN, Wishes
 from tests.report.test_diff import block

@@ -7,7 +7,7 @@ import torch
 import graphdnn as gd
 from graphdnn.errors import GraphError
 from graphdnn.ir.types import DTYPES, TensorType, bfloat16, dense_strides
-from graphdnn.specialize.signature import form_of, order_of, spelled, type_of
+from graphdnn.specialize.signature import form_of, order_of, signature_text, type_of
 
 
 class OnlyDlpack:
@@ -107,4 +107,4 @@ def test_what_is_no_array_is_refused(thing: object) -> None:
 
 def test_a_signature_reads_as_types() -> None:
     forms = (form_of(np.zeros((3, 4), np.float32).T), None, form_of(np.zeros(2, np.int32)))
-    assert spelled(("x", "m", "n"), forms) == "x: f32[4x3:1,4], n: i32[2]"
+    assert signature_text(("x", "m", "n"), forms) == "x: f32[4x3:1,4], n: i32[2]"

@@ -10,10 +10,10 @@ from graphdnn.engines.answers import remembered
 from graphdnn.engines.arithmetic import HALF_PARTS, HALF_SUMS, TF32
 from graphdnn.engines.contract import Candidate, Device, Plan, Policy, Support
 from graphdnn.engines.cublaslt.estimate import estimate
-from graphdnn.engines.cublaslt.kept import read_algorithms, spell_algorithms
 from graphdnn.engines.cublaslt.library import REDUCTIONS, Algorithm, Library, Request, open_library, refusal
 from graphdnn.engines.cublaslt.plan import CublasLtPlan
 from graphdnn.engines.cublaslt.problem import Problem, describe
+from graphdnn.engines.cublaslt.serialization import decode_algorithms, encode_algorithms
 from graphdnn.engines.cublaslt.support import (
     INT8_MULTIPLE,
     bindings_decline,
@@ -24,7 +24,7 @@ from graphdnn.engines.cublaslt.support import (
     workspace_limit,
 )
 from graphdnn.engines.environment import environment
-from graphdnn.engines.saved import identity_of, pack, unnamed, unpack
+from graphdnn.engines.serialization import identity_of, pack, unknown_plan, unpack
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import float32, int8
 from graphdnn.target import Target
@@ -115,7 +115,7 @@ class CublasLtEngine:
         found = self.candidates(region, device, policy)
         if isinstance(found, Decline):
             return found
-        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+        return next((c for c in found if c.name == name), unknown_plan(self.name, name, region))
 
     def build(self, candidate: Candidate, device: Device) -> CublasLtPlan | Decline:
         recipe = candidate.recipe
@@ -136,7 +136,7 @@ class CublasLtEngine:
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The algorithm and the one that stands by, as the library has them."""
         assert isinstance(plan, CublasLtPlan)
-        return pack(plan.identity, *spell_algorithms(plan.compute, plan.algorithms))
+        return pack(plan.identity, *encode_algorithms(plan.compute, plan.algorithms))
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> CublasLtPlan | Decline:
         """The same algorithms on descriptors of the region; the library's heuristics are not asked."""
@@ -149,7 +149,7 @@ class CublasLtEngine:
         parts = unpack(content, identity_here(candidate, device, library))
         if isinstance(parts, Decline):
             return parts
-        read = read_algorithms(parts, problem, library.algorithm_bytes)
+        read = decode_algorithms(parts, problem, library.algorithm_bytes)
         if isinstance(read, Decline):
             return read
         compute, algorithms = read

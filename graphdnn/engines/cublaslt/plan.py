@@ -10,7 +10,7 @@ import numpy as np
 from graphdnn.engines.cublaslt.library import Algorithm, Library, lacks_memory
 from graphdnn.engines.cublaslt.problem import VECTOR_BYTES, Problem
 from graphdnn.engines.cublaslt.support import arithmetic_of
-from graphdnn.engines.saved import Identity
+from graphdnn.engines.serialization import Identity
 from graphdnn.errors import ExecutionError, OutOfMemoryError
 
 

@@ -14,19 +14,19 @@ from graphdnn.engines.cudnn.anatomy import Anatomy
 from graphdnn.engines.cudnn.errors import attempt, library
 from graphdnn.engines.cudnn.estimate import attention_blocks, engine_class, estimate, precision_of
 from graphdnn.engines.cudnn.handles import HANDLES
-from graphdnn.engines.cudnn.kept import (
-    PLANS,
-    PROPOSALS,
-    here,
-    question,
-    read_plan,
-    read_proposals,
-    spell_plan,
-    spell_proposals,
-)
 from graphdnn.engines.cudnn.limits import ieee_float32, joins_beside
 from graphdnn.engines.cudnn.lower import Lowering, lower
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal, build, proposal, proposals, rebuild
+from graphdnn.engines.cudnn.serialization import (
+    PLANS,
+    PROPOSALS,
+    decode_plan,
+    decode_proposals,
+    encode_plan,
+    encode_proposals,
+    environment_here,
+    proposals_key,
+)
 from graphdnn.engines.cudnn.support import objection
 from graphdnn.engines.cudnn.tables import (
     CUTTING,
@@ -39,7 +39,7 @@ from graphdnn.engines.cudnn.tables import (
     is_known,
     is_steady,
 )
-from graphdnn.engines.saved import Identity, identity_of, spelled, unnamed
+from graphdnn.engines.serialization import Identity, identity_of, key_text, unknown_plan
 from graphdnn.errors import MomentaryError
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.region import Region
@@ -91,7 +91,7 @@ class CudnnEngine:
             return wanted
         import cudnn
 
-        known = self._remembered(question(cudnn, region, device.target), device) or []
+        known = self._remembered(proposals_key(cudnn, region, device.target), device) or []
         one: Proposal | Decline | None = next((p for p in known if p.name == wanted), None)
         if one is None:
             one = transient_if_device_is_busy(proposal(cudnn, lambda: lowered(region, device), wanted), device)
@@ -107,13 +107,13 @@ class CudnnEngine:
             return problem
         identity = self._identity(candidate, device)
         return self._once(
-            (PLANS, spelled(identity), device.target.ordinal), lambda: self._built(candidate, identity, device)
+            (PLANS, key_text(identity), device.target.ordinal), lambda: self._built(candidate, identity, device)
         )
 
     def save(self, candidate: Candidate, plan: Plan) -> bytes:
         """The plan as cuDNN writes it down, and how its tensors are bound."""
         assert isinstance(plan, CudnnPlan)
-        return spell_plan(plan)
+        return encode_plan(plan)
 
     def restore(self, candidate: Candidate, content: bytes, device: Device) -> CudnnPlan | Decline:
         """The plan read back; the few that cuDNN does not write down are compiled by their name."""
@@ -130,10 +130,10 @@ class CudnnEngine:
     def _identity(self, candidate: Candidate, device: Device) -> dict[str, str]:
         import cudnn
 
-        return identity_of(candidate, here(cudnn, device.target))
+        return identity_of(candidate, environment_here(cudnn, device.target))
 
     def _built(self, candidate: Candidate, identity: Identity, device: Device) -> CudnnPlan | Decline:
-        key = spelled(identity)
+        key = key_text(identity)
         kept = device.store.get(PLANS, key)
         if kept is not None:
             plan = self._read(candidate, kept, identity, device)
@@ -142,13 +142,13 @@ class CudnnEngine:
             forget(device.store, PLANS, key, f"plan {candidate.name} of {candidate.region.pattern}", plan.reason)
         plan = compiled(candidate, identity, device)
         if not isinstance(plan, Decline) and plan.content:
-            device.store.put(PLANS, key, spell_plan(plan))
+            device.store.put(PLANS, key, encode_plan(plan))
         return plan
 
     def _read(self, candidate: Candidate, content: bytes, identity: Identity, device: Device) -> CudnnPlan | Decline:
         import cudnn
 
-        found = read_plan(content, identity, candidate.region)
+        found = decode_plan(content, identity, candidate.region)
         if isinstance(found, Decline):
             return found
         if not found.content:
@@ -160,7 +160,7 @@ class CudnnEngine:
     def _proposals(self, region: Region, device: Device) -> list[Proposal] | Decline:
         import cudnn
 
-        key = question(cudnn, region, device.target)
+        key = proposals_key(cudnn, region, device.target)
         return self._once((PROPOSALS, key), lambda: self._asked(region, key, device))
 
     def _asked(self, region: Region, key: str, device: Device) -> list[Proposal] | Decline:
@@ -172,7 +172,7 @@ class CudnnEngine:
         found = transient_if_device_is_busy(proposals(cudnn, lambda: lowered(region, device)), device)
         if not isinstance(found, Decline):
             self._proposed[key] = found
-            device.store.put(PROPOSALS, key, spell_proposals(found))
+            device.store.put(PROPOSALS, key, encode_proposals(found))
         return found
 
     def _remembered(self, key: str, device: Device) -> list[Proposal] | None:
@@ -182,7 +182,7 @@ class CudnnEngine:
         kept = device.store.get(PROPOSALS, key)
         if kept is None:
             return None
-        found = read_proposals(kept)
+        found = decode_proposals(kept)
         if found is None:
             forget(device.store, PROPOSALS, key, "answer of cuDNN's heuristics", "it is no list of plans")
             return None
@@ -210,8 +210,8 @@ def parsed(name: str, region: Region) -> PlanName | Decline:
     try:
         found = PlanName.parse(name)
     except ValueError:
-        return unnamed("cudnn", name, region)
-    return found if found.is_settable else unnamed("cudnn", name, region)
+        return unknown_plan("cudnn", name, region)
+    return found if found.is_settable else unknown_plan("cudnn", name, region)
 
 
 def compiled(candidate: Candidate, identity: Identity, device: Device) -> CudnnPlan | Decline:

@@ -33,7 +33,7 @@ class Frame(Protocol):
         """A tensor of `shape`, aligned with and broadcasting to `full`; None where this frame cannot say it."""
 
 
-def spelled(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> Ints:
+def canonical_strides(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> Ints:
     """`strides` with those of size-1 axes set as in a dense array whose axes, outermost first, are `order`."""
     out, step = list(strides), 1
     for axis in reversed(order):
@@ -68,7 +68,7 @@ def described(dims: Ints, strides: Ints, orders: tuple[Ints, ...]) -> Descriptio
     """Spelled in the first of `orders` that the memory follows; by falling stride where it follows none."""
     fitting = (o for o in orders if follows(dims, strides, o))
     order = next(fitting, tuple(sorted(range(len(dims)), key=lambda a: (-strides[a], a))))
-    return Description(dims, spelled(dims, strides, order))
+    return Description(dims, canonical_strides(dims, strides, order))
 
 
 def folded(shape: Ints, strides: Ints) -> tuple[int, int] | None:

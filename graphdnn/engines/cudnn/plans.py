@@ -14,7 +14,7 @@ from graphdnn.engines.contract import Device
 from graphdnn.engines.cudnn.errors import attempt, failure, frontend_errors, needed_workspace
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.lower import Lowering
-from graphdnn.engines.saved import Identity
+from graphdnn.engines.serialization import Identity
 from graphdnn.relaxed import let_go
 from graphdnn.spelling import quoted
 

@@ -15,7 +15,7 @@ from graphdnn.engines.nvrtc.compile import compile_cubin, compiler_version, forg
 from graphdnn.engines.nvrtc.launch import NvrtcPlan, load_plan
 from graphdnn.engines.nvrtc.recipe import Family, Recipe
 from graphdnn.engines.nvrtc.support import machine_declines, region_declines
-from graphdnn.engines.saved import damaged, identity_of, pack, unnamed, unpack
+from graphdnn.engines.serialization import damaged, identity_of, pack, unknown_plan, unpack
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.region import Region
@@ -118,7 +118,7 @@ class NvrtcEngine:
         found = self.candidates(region, device, policy)
         if isinstance(found, Decline):
             return found
-        return next((c for c in found if c.name == name), unnamed(self.name, name, region))
+        return next((c for c in found if c.name == name), unknown_plan(self.name, name, region))
 
     def build(self, candidate: Candidate, device: Device) -> NvrtcPlan | Decline:
         """The kernels, from the store or compiled, loaded into the device; kept ones that it refuses are made anew."""
@@ -156,7 +156,7 @@ class NvrtcEngine:
         found = (r for r in recipes(family, candidate.region, device.target) if r.name == candidate.name)
         recipe = next(found, None)
         if recipe is None:
-            return unnamed(self.name, candidate.name, candidate.region)
+            return unknown_plan(self.name, candidate.name, candidate.region)
         if len(cubins) != len(recipe.kernels):
             return damaged(f"it has {len(cubins)} kernels where {len(recipe.kernels)} are needed")
         return load_plan(recipe, cubins, identity, device.target)

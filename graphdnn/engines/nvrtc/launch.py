@@ -15,7 +15,7 @@ from typing import Any
 
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.nvrtc.recipe import Buffer, Kernel, Recipe
-from graphdnn.engines.saved import Identity
+from graphdnn.engines.serialization import Identity
 from graphdnn.errors import MomentaryError, error_of
 from graphdnn.relaxed import relaxed
 from graphdnn.target import Target

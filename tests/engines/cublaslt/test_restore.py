@@ -13,10 +13,10 @@ from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Policy
 from graphdnn.engines.cublaslt import engine as engine_module
 from graphdnn.engines.cublaslt.engine import CublasLtEngine
-from graphdnn.engines.cublaslt.kept import read_algorithms
 from graphdnn.engines.cublaslt.plan import CublasLtPlan
 from graphdnn.engines.cublaslt.problem import Problem, describe
-from graphdnn.engines.saved import unpack
+from graphdnn.engines.cublaslt.serialization import decode_algorithms
+from graphdnn.engines.serialization import unpack
 from graphdnn.ir.region import Region
 from tests.engines.cublaslt.fake import Fake
 from tests.engines.cublaslt.product import TAILS, product
@@ -141,8 +141,8 @@ ROW = b'{"name": "a", "workspace_bytes": 0, "split_k": 1, "reduction": 0, "flags
 def test_sound_bytes_that_describe_no_algorithm_are_refused(region: Region, parts: Sequence[bytes]) -> None:
     problem = describe(region)
     assert isinstance(problem, Problem)
-    assert not isinstance(read_algorithms((HEAD % ROW, bytes(SIZE)), problem, SIZE), Decline)
-    assert isinstance(read_algorithms(parts, problem, SIZE), Decline)
+    assert not isinstance(decode_algorithms((HEAD % ROW, bytes(SIZE)), problem, SIZE), Decline)
+    assert isinstance(decode_algorithms(parts, problem, SIZE), Decline)
 
 
 def test_an_algorithm_is_found_by_its_name(fake: Fake, region: Region) -> None:

@@ -15,7 +15,7 @@ from graphdnn.engines.nvrtc import engine as module
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.engines.nvrtc.launch import NvrtcPlan
 from graphdnn.engines.nvrtc.recipe import Recipe
-from graphdnn.engines.saved import pack
+from graphdnn.engines.serialization import pack
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
 from tests.engines.cudnn.layouts import whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphdnn.engines.cudnn.frames import Description, spelled
+from graphdnn.engines.cudnn.frames import Description, canonical_strides
 from graphdnn.engines.cudnn.lower import Emit, Handle, rule
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
@@ -57,14 +57,14 @@ def as_it_lies(value: Value) -> Description:
     """(B, H, S, D) with its own strides."""
     shape = value.type.shape
     order = sorted(range(4), key=lambda a: (-value.type.layout[a], a))
-    return Description(shape, spelled(shape, value.type.layout, order))
+    return Description(shape, canonical_strides(shape, value.type.layout, order))
 
 
 def against_scores(value: Value) -> Description:
     """A bias with its axes filled up to four."""
     missing = 4 - value.type.rank
     shape = (1,) * missing + value.type.shape
-    return Description(shape, spelled(shape, (0,) * missing + value.type.layout, range(4)))
+    return Description(shape, canonical_strides(shape, (0,) * missing + value.type.layout, range(4)))
 
 
 def per_batch(value: Value) -> Description:

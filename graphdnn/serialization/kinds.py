@@ -7,8 +7,8 @@ from pathlib import Path
 
 from graphdnn.errors import SavedFileError
 from graphdnn.ir.given import path_of as given_path
-from graphdnn.saved import container
-from graphdnn.saved.records import read_bounded, read_json
+from graphdnn.serialization import container
+from graphdnn.serialization.records import read_bounded, read_json
 
 
 class Kind(StrEnum):

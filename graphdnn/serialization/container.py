@@ -22,7 +22,7 @@ from pydantic import Field
 from graphdnn.errors import SavedFileError
 from graphdnn.ir.tensorfile import atomic
 from graphdnn.ir.types import Array
-from graphdnn.saved.records import Strict, read_record
+from graphdnn.serialization.records import Strict, read_record
 
 MAGIC = b"\x89gdnn\r\n\x1a"
 """No text starts so, and a transfer that converts line ends breaks it."""

@@ -15,8 +15,8 @@ import pytest
 import graphdnn as gd
 from graphdnn.engines import manifest
 from graphdnn.passes.fuse import propose
-from graphdnn.saved import lock
-from graphdnn.saved.kinds import Kind, kind_of
+from graphdnn.serialization import lock
+from graphdnn.serialization.kinds import Kind, kind_of
 from tests.cases.fake_engine import FakeEngine
 from tests.passes.random_graphs import random_arrays, random_graph
 from tests.report.test_diff import block

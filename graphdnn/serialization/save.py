@@ -10,11 +10,11 @@ from graphdnn.ir.given import path_to_write
 from graphdnn.ir.graph import Graph
 from graphdnn.planning.decisions import Compilation
 from graphdnn.report.model import CompileReport
-from graphdnn.saved import container
-from graphdnn.saved.container import Bytes
-from graphdnn.saved.manifest import ManifestModel, PlanModel, StepModel, environment
-from graphdnn.saved.reports import spelled
-from graphdnn.saved.weights import document
+from graphdnn.serialization import container
+from graphdnn.serialization.container import Bytes
+from graphdnn.serialization.manifest import ManifestModel, PlanModel, StepModel, environment
+from graphdnn.serialization.reports import encode_report
+from graphdnn.serialization.weights import document
 
 
 def save(graph: Graph, report: CompileReport, compilation: Compilation, path: Path) -> None:
@@ -28,7 +28,7 @@ def save(graph: Graph, report: CompileReport, compilation: Compilation, path: Pa
     manifest, plans = described(compilation)
     written: dict[str, Bytes] = {
         "manifest": manifest.model_dump_json().encode(),
-        "report": spelled(report),
+        "report": encode_report(report),
         **documents,
         **{f"plan.{i}": content for i, content in enumerate(plans)},
         **constants,

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from graphdnn.errors import SavedFileError
 from graphdnn.report.model import CompileReport
 from graphdnn.report.tables import tabled
-from graphdnn.saved import container
-from graphdnn.saved.records import read_bounded, read_record
+from graphdnn.serialization import container
+from graphdnn.serialization.records import read_bounded, read_record
 
 ANY: TypeAdapter[Any] = TypeAdapter(Any)
 """Writes models within plain containers."""
@@ -24,14 +24,14 @@ def read_report(path: Path, who: str) -> CompileReport:
     sections = container.read(path)
     if "report" not in sections:
         raise SavedFileError(f"{who}: section report is missing")
-    return report_of(f"{who}: report", sections["report"].tobytes())
+    return decode_report(f"{who}: report", sections["report"].tobytes())
 
 
-def spelled(report: CompileReport) -> bytes:
+def encode_report(report: CompileReport) -> bytes:
     """The report for a saved executable, always with tables: most of a plain one repeats itself."""
     return ANY.dump_json(tabled(report))
 
 
-def report_of(who: str, content: bytes) -> CompileReport:
-    """The report that `spelled` wrote.  Raises SavedFileError naming the field that is wrong."""
+def decode_report(who: str, content: bytes) -> CompileReport:
+    """The report that `encode_report` wrote.  Raises SavedFileError naming the field that is wrong."""
     return read_record(who, content, CompileReport)

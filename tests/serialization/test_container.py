@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphdnn import SavedFileError
-from graphdnn.saved import container
+from graphdnn.serialization import container
 
 SECTIONS = {"manifest": b'{"a":1}', "empty": b"", "plan.0": bytes(range(40))}
 BEGIN = container.START.size + container.DIGEST

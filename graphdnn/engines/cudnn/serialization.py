@@ -13,7 +13,7 @@ from typing import Any
 from graphdnn.answer import Decline
 from graphdnn.engines.cudnn.plans import Bindings, CudnnPlan, PlanName, Proposal
 from graphdnn.engines.environment import environment
-from graphdnn.engines.saved import Identity, damaged, facts, pack, spelled, unpack
+from graphdnn.engines.serialization import Identity, damaged, json_object, key_text, pack, unpack
 from graphdnn.ir.region import Region
 from graphdnn.spelling import quoted
 from graphdnn.target import Target
@@ -22,41 +22,41 @@ PROPOSALS = "cudnn-proposals"
 PLANS = "cudnn-plan"
 
 
-def here(cudnn: Any, target: Target) -> dict[str, str]:
+def environment_here(cudnn: Any, target: Target) -> dict[str, str]:
     """Device, driver and library versions on which a cached proposal or plan depends."""
     return environment(target, "cudnn", cudnn=str(cudnn.backend_version()), frontend=cudnn.__version__)
 
 
-def question(cudnn: Any, region: Region, target: Target) -> str:
+def proposals_key(cudnn: Any, region: Region, target: Target) -> str:
     """The key under which the heuristics' proposals for a region are cached."""
-    return spelled({"region": region.key, **here(cudnn, target)})
+    return key_text({"region": region.key, **environment_here(cudnn, target)})
 
 
-def spell_proposals(found: Sequence[Proposal]) -> bytes:
+def encode_proposals(found: Sequence[Proposal]) -> bytes:
     """The heuristics' answer as bytes."""
     return json.dumps([[str(p.name), p.workspace, list(p.notes), p.deterministic] for p in found]).encode()
 
 
-def read_proposals(content: bytes) -> list[Proposal] | None:
+def decode_proposals(content: bytes) -> list[Proposal] | None:
     """The heuristics' answer again, or None where the bytes are none."""
     try:
         rows = json.loads(content)
-        return [read_proposal(row) for row in rows] if isinstance(rows, list) else None
+        return [decode_proposal(row) for row in rows] if isinstance(rows, list) else None
     except (ValueError, RecursionError):
         return None
 
 
-def read_proposal(row: Any) -> Proposal:
-    """One plan of the answer.  Raises ValueError where it is not what `spell_proposals` writes."""
+def decode_proposal(row: Any) -> Proposal:
+    """One plan of the answer.  Raises ValueError where it is not what `encode_proposals` writes."""
     match row:
-        case [str() as name, int() as workspace, [*notes], bool() as deterministic] if whole(workspace):
+        case [str() as name, int() as workspace, [*notes], bool() as deterministic] if is_count(workspace):
             if all(isinstance(note, str) for note in notes):
                 return Proposal(PlanName.parse(name), workspace, tuple(notes), deterministic)
     raise ValueError(f"{quoted(row)} describes no plan")
 
 
 @dataclass(frozen=True)
-class Written:
+class SerializedPlan:
     """A plan as cuDNN wrote it down (`content`, empty where it could not), with what running it needs beside it."""
 
     bindings: Bindings
@@ -64,28 +64,29 @@ class Written:
     content: bytes
 
 
-def spell_plan(plan: CudnnPlan) -> bytes:
+def encode_plan(plan: CudnnPlan) -> bytes:
     """A built plan as bytes."""
     beside = {"bindings": plan.bindings, "workspace": plan.workspace_bytes}
     return pack(plan.identity, json.dumps(beside).encode(), plan.content)
 
 
-def read_plan(content: bytes, identity: Identity, region: Region) -> Written | Decline:
-    """What `spell_plan` wrote, checked; declines where it is damaged or of another plan, device or version."""
+def decode_plan(content: bytes, identity: Identity, region: Region) -> SerializedPlan | Decline:
+    """What `encode_plan` wrote, checked; declines where it is damaged or of another plan, device or version."""
     parts = unpack(content, identity)
     if isinstance(parts, Decline):
         return parts
-    beside = facts(parts[0]) if len(parts) == 2 else None
+    beside = json_object(parts[0]) if len(parts) == 2 else None
     if beside is None or beside.keys() != {"bindings", "workspace"}:
         return damaged("it does not say where its tensors are bound")
     bindings, workspace = beside["bindings"], beside["workspace"]
-    if not whole(workspace) or not isinstance(bindings, list):
+    if not is_count(workspace) or not isinstance(bindings, list):
         return damaged(f"its workspace is {quoted(workspace)} and its bindings are a {type(bindings).__name__}")
     places = len(region.inputs) + len(region.outputs)
-    if not all(isinstance(b, list) and len(b) == 2 and all(map(whole, b)) and b[1] < places for b in bindings):
+    if not all(isinstance(b, list) and len(b) == 2 and all(map(is_count, b)) and b[1] < places for b in bindings):
         return damaged(f"its bindings {quoted(bindings)} are not those of {places} tensors")
-    return Written(tuple((uid, index) for uid, index in bindings), workspace, parts[1])
+    return SerializedPlan(tuple((uid, index) for uid, index in bindings), workspace, parts[1])
 
 
-def whole(number: Any) -> bool:
+def is_count(number: Any) -> bool:
+    """Whether this is a whole number that a library takes, such as bytes or the number of a tensor."""
     return type(number) is int and 0 <= number < 2**63

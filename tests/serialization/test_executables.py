@@ -14,9 +14,9 @@ import pytest
 import graphdnn as gd
 from graphdnn import compiler
 from graphdnn.engines import manifest
-from graphdnn.saved import container
-from graphdnn.saved.manifest import difference, environment
-from graphdnn.saved.weights import from_memory, in_memory
+from graphdnn.serialization import container
+from graphdnn.serialization.manifest import difference, environment
+from graphdnn.serialization.weights import from_memory, in_memory
 from tests.cases.fake_engine import FakeEngine
 from tests.passes.random_graphs import random_arrays, random_graph
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from graphdnn.saved.records import Strict
+from graphdnn.serialization.records import Strict
 from graphdnn.target import Target
 
 UNCOMPARED = ("driver_release",)

@@ -33,12 +33,12 @@ from graphdnn.report.model import CompileReport
 from graphdnn.runtime.driver import device_present
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
-from graphdnn.saved import container
-from graphdnn.saved.kinds import SAID, Kind, kind_of, path_of
-from graphdnn.saved.manifest import ManifestModel, difference, environment
-from graphdnn.saved.records import read_record
-from graphdnn.saved.reports import report_of
-from graphdnn.saved.weights import graph_of
+from graphdnn.serialization import container
+from graphdnn.serialization.kinds import SAID, Kind, kind_of, path_of
+from graphdnn.serialization.manifest import ManifestModel, difference, environment
+from graphdnn.serialization.records import read_record
+from graphdnn.serialization.reports import decode_report
+from graphdnn.serialization.weights import graph_of
 from graphdnn.spelling import named_arguments, quoted
 from graphdnn.target import Target
 
@@ -137,7 +137,7 @@ class File:
 
     @cached_property
     def report(self) -> CompileReport:
-        return report_of(f"{self.who}: report", self.section("report"))
+        return decode_report(f"{self.who}: report", self.section("report"))
 
     def read_rest(self, regions: Sequence[Region]) -> None:
         """Reads the user's graph, which must be called as the prepared one is, and the report of these regions.

@@ -11,7 +11,7 @@ import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Candidate, Engine, Policy
 from graphdnn.engines.manifest import load_engine
-from graphdnn.engines.saved import BODY, MAGIC, identity_of, pack, spelled, unpack
+from graphdnn.engines.serialization import BODY, MAGIC, identity_of, key_text, pack, unpack
 from graphdnn.ir.region import Region
 from graphdnn.runtime.device import HostDevice
 from tests.cases.fake_engine import FakeEngine, Faulting
@@ -32,7 +32,7 @@ def test_parts_are_read_as_written(parts: tuple[bytes, ...]) -> None:
 
 def test_equal_plans_have_equal_bytes() -> None:
     assert pack({"b": "2", "a": "1"}, b"x") == pack({"a": "1", "b": "2"}, b"x")
-    assert spelled({"b": "2", "a": "1"}) == '{"a": "1", "b": "2"}'
+    assert key_text({"b": "2", "a": "1"}) == '{"a": "1", "b": "2"}'
 
 
 @pytest.mark.parametrize("change", [{"plan": "q"}, {"engine": ""}, {"driver": "580"}])

@@ -36,14 +36,14 @@ def identity_of(candidate: Candidate, environment: Mapping[str, str]) -> dict[st
     return {"engine": candidate.engine, "region": candidate.region.key, "plan": candidate.name, **environment}
 
 
-def spelled(identity: Identity) -> str:
+def key_text(identity: Identity) -> str:
     """An identity as one line of text, such as a cache takes for a key and a person can read."""
     return json.dumps(dict(identity), sort_keys=True)
 
 
 def pack(identity: Identity, *parts: bytes) -> bytes:
     """The parts with the identity, under a checksum."""
-    head = spelled(identity).encode()
+    head = key_text(identity).encode()
     lengths = b"".join(LENGTH.pack(len(part)) for part in parts)
     body = b"".join((COUNTS.pack(len(head), len(parts)), lengths, head, *parts))
     return MAGIC + hashlib.sha256(body).digest() + body
@@ -64,13 +64,13 @@ def unpack(content: bytes, identity: Identity) -> list[bytes] | Decline:
     places = list(accumulate((head_bytes, *sizes), initial=start))
     if places[-1] != len(content):
         return damaged(f"its parts take {places[-1]} bytes, and it has {len(content)}")
-    different = difference(facts(content[start : places[1]]), identity)
+    different = difference(json_object(content[start : places[1]]), identity)
     if different is not None:
         return different
     return [content[first:end] for first, end in pairwise(places[1:])]
 
 
-def facts(text: bytes) -> dict[str, Any] | None:
+def json_object(text: bytes) -> dict[str, Any] | None:
     """A JSON object, or None where the text is none."""
     try:
         found = json.loads(text)
@@ -97,6 +97,6 @@ def damaged(how: str) -> Decline:
     return Decline(Code.BUILD, f"a saved plan is damaged: {how}")
 
 
-def unnamed(engine: str, name: str, region: Region) -> Decline:
+def unknown_plan(engine: str, name: str, region: Region) -> Decline:
     """The decline for a name that is none of the engine's plans of this region."""
     return Decline(Code.BUILD, f"{engine} has no plan named {name!r} for {region.pattern}")

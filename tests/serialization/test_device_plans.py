@@ -15,10 +15,10 @@ from graphdnn.compiler import compile_for
 from graphdnn.engines import manifest
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.contract import Candidate, Device, DevicePlan, HostPlan, Policy, Support
-from graphdnn.engines.saved import identity_of, pack, unpack
+from graphdnn.engines.serialization import identity_of, pack, unpack
 from graphdnn.engines.trial import Limits, TrialMemory
 from graphdnn.ir.region import Region
-from graphdnn.saved import container, load
+from graphdnn.serialization import container, load
 from graphdnn.target import Target
 from tests.runtime.fake import FakeDevice, FakePlan
 

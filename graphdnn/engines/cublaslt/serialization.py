@@ -9,7 +9,7 @@ from graphdnn.answer import Decline
 from graphdnn.engines.cublaslt.library import Algorithm
 from graphdnn.engines.cublaslt.problem import Problem
 from graphdnn.engines.cublaslt.support import arithmetic_of
-from graphdnn.engines.saved import damaged, facts
+from graphdnn.engines.serialization import damaged, json_object
 from graphdnn.spelling import quoted
 
 FIELDS: dict[str, type] = {
@@ -23,16 +23,16 @@ FIELDS: dict[str, type] = {
 """What is saved of an algorithm beside its content, with each field's type."""
 
 
-def spell_algorithms(compute: str, algorithms: Sequence[Algorithm]) -> list[bytes]:
+def encode_algorithms(compute: str, algorithms: Sequence[Algorithm]) -> list[bytes]:
     """The compute type and the algorithms as parts of a saved plan."""
     rows = [{name: getattr(a, name) for name in FIELDS} for a in algorithms]
     head = json.dumps({"compute": compute, "algorithms": rows}).encode()
     return [head, *(a.content for a in algorithms)]
 
 
-def read_algorithms(parts: Sequence[bytes], problem: Problem, size: int) -> tuple[str, list[Algorithm]] | Decline:
-    """What `spell_algorithms` wrote, checked; `size` is that of an algorithm's content."""
-    head = facts(parts[0]) if len(parts) in (2, 3) else None
+def decode_algorithms(parts: Sequence[bytes], problem: Problem, size: int) -> tuple[str, list[Algorithm]] | Decline:
+    """What `encode_algorithms` wrote, checked; `size` is that of an algorithm's content."""
+    head = json_object(parts[0]) if len(parts) in (2, 3) else None
     if head is None or head.keys() != {"compute", "algorithms"}:
         return damaged("it does not say how it computes")
     compute, rows = head["compute"], head["algorithms"]

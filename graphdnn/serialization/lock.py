@@ -25,8 +25,8 @@ from graphdnn.passes.select import Offer
 from graphdnn.planning.decisions import Compilation, Pick
 from graphdnn.planning.fitting import COMPETING
 from graphdnn.report.model import CompileReport
-from graphdnn.saved.manifest import compared, environment
-from graphdnn.saved.records import Strict, read_bounded, read_json, read_record
+from graphdnn.serialization.manifest import compared, environment
+from graphdnn.serialization.records import Strict, read_bounded, read_json, read_record
 from graphdnn.spelling import counted, first_of, quoted
 from graphdnn.target import Target
 

@@ -12,8 +12,8 @@ from graphdnn.ir.document import assemble, dump, read_model
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.payload import Payload
 from graphdnn.ir.types import Array, TensorType
-from graphdnn.saved.container import Bytes, digest
-from graphdnn.saved.records import LONGEST
+from graphdnn.serialization.container import Bytes, digest
+from graphdnn.serialization.records import LONGEST
 
 PREFIX = "constant."
 """A section's name is this and the SHA-256 of its bytes, which is what the documents call the constant by."""

@@ -19,10 +19,10 @@ from graphdnn.engines.contract import Candidate, Device, Policy
 from graphdnn.engines.cudnn import engine as module
 from graphdnn.engines.cudnn import plans
 from graphdnn.engines.cudnn.engine import CudnnEngine
-from graphdnn.engines.cudnn.kept import read_plan, read_proposals, spell_plan, spell_proposals
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.cudnn.plans import CudnnPlan, PlanName, Proposal
-from graphdnn.engines.saved import pack
+from graphdnn.engines.cudnn.serialization import decode_plan, decode_proposals, encode_plan, encode_proposals
+from graphdnn.engines.serialization import pack
 from graphdnn.errors import MomentaryError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import float32
@@ -327,7 +327,7 @@ def test_damaged_bytes_never_reach_cudnn(library: Library, region: Region) -> No
 )
 def test_sound_bytes_that_describe_no_plan_are_refused(region: Region, parts: tuple[bytes, ...]) -> None:
     assert len(region.inputs) + len(region.outputs) == 4
-    answer = read_plan(pack({"a": "b"}, *parts), {"a": "b"}, region)
+    answer = decode_plan(pack({"a": "b"}, *parts), {"a": "b"}, region)
     assert isinstance(answer, Decline)
     assert answer.code == Code.BUILD
 
@@ -337,9 +337,9 @@ def test_plans_and_answers_are_read_as_written(region: Region) -> None:
         Proposal(PlanName.parse("eng4_k24=2"), 1 << 40, ("A", "B"), False),
         Proposal(PlanName(0, ()), 0, (), True),
     ]
-    assert read_proposals(spell_proposals(answers)) == answers
+    assert decode_proposals(encode_proposals(answers)) == answers
     plan = CudnnPlan(Lowering(SimpleNamespace(_execute=None), BINDINGS), 0, 12, {"x": "y"}, CONTENT)
-    found = read_plan(spell_plan(plan), {"x": "y"}, region)
+    found = decode_plan(encode_plan(plan), {"x": "y"}, region)
     assert not isinstance(found, Decline)
     assert (found.bindings, found.workspace, found.content) == (BINDINGS, 12, CONTENT)
 
