@@ -18,7 +18,17 @@ from graphdnn.target import Target
 PACKAGE = Path(__file__).parents[1]
 GENERATED = "__pycache__"
 
-SHARED = ("answer.py", "errors.py", "forking.py", "lazy.py", "once.py", "relaxed.py", "spelling.py", "target.py")
+SHARED = (
+    "answer.py",
+    "errors.py",
+    "forking.py",
+    "lazy.py",
+    "once.py",
+    "relaxed.py",
+    "spelling.py",
+    "strict_json.py",
+    "target.py",
+)
 """Files beside the folders that these import."""
 
 CHOOSING = ("passes", "planning")

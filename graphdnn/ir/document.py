@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from graphdnn.errors import GraphError
 from graphdnn.ir.assembly import Assembly, attribute_hints, checked_literal, checked_op, checked_type
@@ -26,6 +26,7 @@ from graphdnn.ir.payload import Payload, content_digest
 from graphdnn.ir.tensorfile import atomic, distinct, read_tensors, write_tensors
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.spelling import named, quoted
+from graphdnn.strict_json import Record
 
 VERSION = 1
 INLINE_BYTES = 1024
@@ -38,13 +39,7 @@ NONFINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 """How floats that JSON lacks are written."""
 
 
-class Strict(BaseModel):
-    """Base of the document's parts: nothing is converted, nothing unknown is let through."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class TypeModel(Strict):
+class TypeModel(Record):
     """A tensor type; strides in elements, or absent."""
 
     dtype: str
@@ -52,14 +47,14 @@ class TypeModel(Strict):
     strides: list[int] | None = None
 
 
-class ValueModel(Strict):
+class ValueModel(Record):
     """An input, a state or a node's result."""
 
     name: str
     type: TypeModel
 
 
-class ConstantModel(Strict):
+class ConstantModel(Record):
     """A constant: SHA-256 over type and content, and the elements in row-major order as base64 where it is small."""
 
     name: str
@@ -68,14 +63,14 @@ class ConstantModel(Strict):
     data: str | None = None
 
 
-class LiteralModel(Strict):
+class LiteralModel(Record):
     """A Python number among a node's operands."""
 
     literal: bool | int | float | str
     dtype: str
 
 
-class NodeModel(Strict):
+class NodeModel(Record):
     """One application of an op; absent origins are the node itself."""
 
     name: str
@@ -86,14 +81,14 @@ class NodeModel(Strict):
     origins: list[str] | None = None
 
 
-class OutputModel(Strict):
+class OutputModel(Record):
     """An output: whose value it is, and declared strides in elements."""
 
     value: str
     strides: list[int] | None = None
 
 
-class GraphModel(Strict):
+class GraphModel(Record):
     """A whole document."""
 
     format: Literal["graphdnn"]

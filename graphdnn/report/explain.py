@@ -14,8 +14,9 @@ from io import StringIO
 from typing import Any
 from unicodedata import category
 
-from graphdnn.report.model import CandidateReport, CompileReport, Record, RegionReport
+from graphdnn.report.model import CandidateReport, CompileReport, RegionReport
 from graphdnn.spelling import byte_count, counted
+from graphdnn.strict_json import Record
 
 WIDTH = 250
 HEADINGS = ("region", "pattern", "engine and plan", "kernels", "estimate us", "measured us", "read", "written")

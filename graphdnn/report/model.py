@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from graphdnn.spelling import counted
+from graphdnn.strict_json import Record
 
 PLAIN = 2048
 """Candidates up to which a report's JSON has them as objects, each again at every region that it overlaps."""
@@ -26,12 +27,6 @@ Verdict = Literal["chosen", "slower", "declined", "conflict", "excluded", "faile
 - failed: it could not be built or run;
 - wrong: it ran and gave wrong numbers.
 """
-
-
-class Record(BaseModel):
-    """What all parts of a report share: frozen, strict types, and no field that is not named here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class FixReport(Record):

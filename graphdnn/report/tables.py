@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from graphdnn.report.model import CandidateReport, CompileReport
-from graphdnn.serialization.records import complaint
 from graphdnn.spelling import quoted
+from graphdnn.strict_json import complaint
 
 FORMAT = "graphdnn report"
 VERSION = 2

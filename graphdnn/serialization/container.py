@@ -22,7 +22,8 @@ from pydantic import Field
 from graphdnn.errors import SavedFileError
 from graphdnn.ir.tensorfile import atomic
 from graphdnn.ir.types import Array
-from graphdnn.serialization.records import Strict, read_record
+from graphdnn.serialization.records import read_record
+from graphdnn.strict_json import Record
 
 MAGIC = b"\x89gdnn\r\n\x1a"
 """No text starts so, and a transfer that converts line ends breaks it."""
@@ -44,7 +45,7 @@ Bytes = bytes | memoryview
 """A section's content."""
 
 
-class SectionModel(Strict):
+class SectionModel(Record):
     """One section: its name, its bytes and their SHA-256."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9.]{1,80}$")]
@@ -52,7 +53,7 @@ class SectionModel(Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class HeaderModel(Strict):
+class HeaderModel(Record):
     """The sections in the order in which they stand in the file."""
 
     sections: Annotated[list[SectionModel], Field(max_length=MOST_SECTIONS)]

@@ -26,8 +26,9 @@ from graphdnn.planning.decisions import Compilation, Pick
 from graphdnn.planning.fitting import COMPETING
 from graphdnn.report.model import CompileReport
 from graphdnn.serialization.manifest import compared, environment
-from graphdnn.serialization.records import Strict, read_bounded, read_json, read_record
+from graphdnn.serialization.records import read_bounded, read_json, read_record
 from graphdnn.spelling import counted, first_of, quoted
+from graphdnn.strict_json import Record
 from graphdnn.target import Target
 
 FORMAT = "graphdnn lock"
@@ -45,7 +46,7 @@ NAMES_SHOWN = 6
 """Nodes that one message names."""
 
 
-class LockedRegion(Strict):
+class LockedRegion(Record):
     """One region of the cover.  `nth` tells regions apart that are alike and do work of the same nodes, from 0 on."""
 
     region: str
@@ -61,7 +62,7 @@ class LockedRegion(Strict):
         return self.key, tuple(self.nodes)
 
 
-class LockModel(Strict):
+class LockModel(Record):
     """A whole lock file; `left_out` are passes that tuning left out for speed."""
 
     format: Literal["graphdnn lock"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from graphdnn.serialization.records import Strict
+from graphdnn.strict_json import Record
 from graphdnn.target import Target
 
 UNCOMPARED = ("driver_release",)
@@ -16,7 +16,7 @@ the driver runs under another."""
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
-class PlanModel(Strict):
+class PlanModel(Record):
     """One built plan; what its engine needs to make it again is the section `plan.<its place in the list>`."""
 
     engine: str
@@ -28,14 +28,14 @@ class PlanModel(Strict):
     kernels: Count
 
 
-class StepModel(Strict):
+class StepModel(Record):
     """One region of the cover: its nodes in the prepared graph, and the plan, by its place in the list."""
 
     nodes: Annotated[list[str], Field(min_length=1)]
     plan: Count
 
 
-class ManifestModel(Strict):
+class ManifestModel(Record):
     """The whole.  `environment` must be the same where the plans are to be restored; `left_out` are passes that tuning
     left out for speed."""
 
