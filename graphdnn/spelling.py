@@ -80,6 +80,15 @@ def byte_count(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
+DIGITS = 19
+"""Digits of the largest number of 64 bits: Python takes its time for texts of very many."""
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether a text is a whole number that is not negative, in plain digits and of 64 bits or about as many."""
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS
+
+
 def named_arguments(options: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The same function; an argument by a name that it lacks is a TypeError that says which name is meant.
 

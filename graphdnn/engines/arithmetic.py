@@ -27,7 +27,7 @@ def has_few_channels(node: Node) -> bool:
     if not isinstance(node.op, Conv) or node.op.groups > 1:
         return False
     x = node.operands[0].type
-    return x.rank == 4 and x.dtype.is_float and x.dtype.bits == 16 and x.shape[1] < CHANNELS_AT_ONCE
+    return x.rank == 4 and x.dtype.is_half and x.shape[1] < CHANNELS_AT_ONCE
 
 
 MOVES: tuple[type[Op], ...] = (Cast, Select)

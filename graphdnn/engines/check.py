@@ -31,6 +31,9 @@ from graphdnn.ir.types import Array, TensorType
 DRAWN = 1_000_003
 """Random numbers drawn for one tensor; a larger one repeats them.  A prime, so that no two rows are equal."""
 
+DIGIT = 9
+"""Magnitude of integers that are drawn: products of two fit int8, and sums of many of them int32."""
+
 AT_ONCE_S = 0.05
 """Seconds up to which the float64 definition is computed of every region."""
 
@@ -95,8 +98,8 @@ def numbers(region: Region, value: Value, blind: bool, rng: np.random.Generator)
         return rng.integers(0, min(bounds), count, endpoint=True).astype(type.dtype.numpy)
     if blind:
         return np.zeros(count, type.dtype.numpy)
-    low = 1 if any(is_positive(n, i) for n, i in uses) else 0 if type.dtype.kind == "uint" else -9
-    return rng.integers(low, 9, count, endpoint=True).astype(type.dtype.numpy)
+    low = 1 if any(is_positive(n, i) for n, i in uses) else 0 if type.dtype.kind == "uint" else -DIGIT
+    return rng.integers(low, DIGIT, count, endpoint=True).astype(type.dtype.numpy)
 
 
 def index_roles(node: Node) -> dict[int, int]:

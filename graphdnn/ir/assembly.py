@@ -18,7 +18,7 @@ import graphdnn.ir.ops  # noqa: F401  (declares every op)
 from graphdnn.errors import GraphError
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS, Op
-from graphdnn.ir.payload import Payload, content_digest
+from graphdnn.ir.payload import DIGEST_SHOWN, Payload, content_digest
 from graphdnn.ir.types import BY_TEXT, DTYPES, LARGEST_RANK, LARGEST_SIZE, WHOLE, Array, DType, TensorType, as_dtype
 from graphdnn.ir.writer import GraphWriter, checked_name, checked_output_name
 from graphdnn.spelling import named, quoted
@@ -218,4 +218,4 @@ def check_content(who: str, type: TensorType, digest: str, array: Array) -> None
     if tuple(array.shape) != type.shape or dtype != type.dtype:
         raise GraphError(f"{who}: its data is {TensorType(array.shape, dtype)}; {type.with_strides(None)} is needed")
     if content_digest(array) != digest:
-        raise GraphError(f"{who}: its data has another content than the hash {digest[:12]} says")
+        raise GraphError(f"{who}: its data has another content than the hash {digest[:DIGEST_SHOWN]} says")

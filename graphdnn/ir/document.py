@@ -22,7 +22,7 @@ from graphdnn.ir.assembly import Assembly, attribute_hints, checked_literal, che
 from graphdnn.ir.given import check_arrays, path_of, path_to_write, text_of
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS
-from graphdnn.ir.payload import Payload, content_digest
+from graphdnn.ir.payload import DIGEST_SHOWN, Payload, content_digest
 from graphdnn.ir.tensorfile import atomic, distinct, read_tensors, write_tensors
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.spelling import named, quoted
@@ -329,5 +329,7 @@ def read_files(place: Path, beside: Path) -> Graph:
         return assemble(model, {}, {})
     for constant in wanted:
         if constant.sha256 not in arrays:
-            raise GraphError(f"{beside.name}: constant {constant.name} ({constant.sha256[:12]}) is missing from it")
+            raise GraphError(
+                f"{beside.name}: constant {constant.name} ({constant.sha256[:DIGEST_SHOWN]}) is missing from it"
+            )
     return assemble(model, {}, arrays)

@@ -137,6 +137,10 @@ class Compute:
             return np.asarray(moved[self.index]).astype(type.dtype.numpy, copy=False)
 
 
+DIGEST_SHOWN = 12
+"""Digits of a digest that a message shows."""
+
+
 def content_digest(array: Array) -> str:
     """SHA-256 over data type, shape and the elements in row-major order."""
     sha = hashlib.sha256(f"{array.dtype.name} {array.shape}".encode())

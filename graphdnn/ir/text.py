@@ -27,7 +27,7 @@ from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS
 from graphdnn.ir.ops.reduction import REDUCTIONS
 from graphdnn.ir.types import Array, TensorType
-from graphdnn.spelling import named, quoted
+from graphdnn.spelling import is_whole_number, named, quoted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -329,7 +329,7 @@ class Parser:
         return self.located(start, checked_type, "type", dtype, shape, strides)
 
     def whole(self, text: str, start: Token) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        if not is_whole_number(text):
             raise GraphError(f"line {start.line}: {quoted(text)} is no extent or stride; a whole number is needed")
         return int(text)
 

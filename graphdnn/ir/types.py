@@ -47,6 +47,11 @@ class DType:
         return self.kind == "float"
 
     @property
+    def is_half(self) -> bool:
+        """Whether this is a float of 16 bits."""
+        return self.is_float and self.bits == 16
+
+    @property
     def is_integer(self) -> bool:
         return self.kind in ("int", "uint")
 
@@ -83,7 +88,12 @@ DTYPES: dict[str, DType] = {t.name: t for t in (float64, float32, float16, bfloa
 BY_TEXT: dict[str, DType] = {t.text: t for t in DTYPES.values()}
 
 
+IMAGE_RANKS = (4, 5)
+"""Ranks of images (N, C, *spatial): with two or three spatial axes."""
+
 LARGEST_RANK = 32
+"""Axes of a tensor, as many as any library of arrays takes."""
+
 LARGEST_SIZE = 2**48
 """Elements of a tensor; more fits no machine, and products of extents stay exact in 64 bits."""
 

@@ -74,7 +74,7 @@ def takes_zeros(node: Node, graph: Graph) -> bool:
         return False
     x, w = node.operands
     few = x.type.rank == 4 and x.type.shape[1] < MOST_CHANNELS and x.type.shape[1] % max(MULTIPLES) != 0
-    halves = x.type.dtype.is_float and x.type.dtype.bits == 16 and w.type.dtype == x.type.dtype
+    halves = x.type.dtype.is_half and w.type.dtype == x.type.dtype
     return few and halves and graph.is_constant(w) and not graph.is_constant(x)
 
 

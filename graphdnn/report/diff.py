@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphdnn.report.explain import printable, shorten
+from graphdnn.report.explain import TABLE_PATTERN, printable, shorten
 from graphdnn.report.model import CompileReport, PassReport, RegionReport
 from graphdnn.spelling import byte_count, counted
 
@@ -253,7 +253,7 @@ def totalled(group: Group) -> list[str]:
 
 
 def named(one: RegionReport) -> str:
-    return f"{one.name} ({shorten(one.pattern, 40)} on {runner(one)})"
+    return f"{one.name} ({shorten(one.pattern, TABLE_PATTERN)} on {runner(one)})"
 
 
 def runner(one: RegionReport) -> str:

@@ -19,6 +19,14 @@ from graphdnn.spelling import byte_count, counted
 from graphdnn.strict_json import Record
 
 WIDTH = 250
+"""Characters of a line of the table, which is wider than any: a narrow terminal breaks lines, and files do not."""
+
+LINE_PATTERN, TABLE_PATTERN = 60, 40
+"""Characters of a pattern within a line, and in a column of a table."""
+
+GAP, END = "...", 19
+"""What stands for a long pattern's middle, and how many characters of its end are shown."""
+
 HEADINGS = ("region", "pattern", "engine and plan", "kernels", "estimate us", "measured us", "read", "written")
 TEXTS = ("region", "pattern", "engine and plan")
 RULED = "\n".join(("    ", "    ", " -- ", *["    "] * 5)) + "\n"
@@ -144,7 +152,7 @@ def table(report: CompileReport) -> str:
     for r in report.regions:
         engine = f"{r.engine} (last resort)" if r.last_resort else f"{r.engine} {r.plan}"
         measured = "" if r.measured_us is None else f"{r.measured_us:.1f}"
-        texts = (r.name, shorten(r.pattern, 40), engine, str(r.kernels), f"{r.estimated_us:.1f}", measured)
+        texts = (r.name, shorten(r.pattern, TABLE_PATTERN), engine, str(r.kernels), f"{r.estimated_us:.1f}", measured)
         cells = dict(zip(HEADINGS, (*texts, byte_count(r.read_bytes), byte_count(r.written_bytes)), strict=True))
         grid.add_row(*(Text(cells[h]) for h in shown))  # as they are: a user's name may look like markup
     out = StringIO()
@@ -320,6 +328,7 @@ def passes(report: CompileReport) -> list[str]:
     return paragraphs
 
 
-def shorten(pattern: str, limit: int = 60) -> str:
+def shorten(pattern: str, limit: int = LINE_PATTERN) -> str:
     """A pattern with its middle left out where it is long."""
-    return pattern if len(pattern) <= limit else f"{pattern[: limit - 22]}...{pattern[-19:]}"
+    start = limit - len(GAP) - END
+    return pattern if len(pattern) <= limit else f"{pattern[:start]}{GAP}{pattern[-END:]}"

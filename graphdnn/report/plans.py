@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.report.explain import printable, shorten
+from graphdnn.report.explain import TABLE_PATTERN, printable, shorten
 from graphdnn.report.model import CandidateReport, CompileReport, PlanReport, RegionReport
 from graphdnn.spelling import byte_count, counted, first_of
 
@@ -12,9 +12,6 @@ HEADINGS = ("engine", "plan", "verdict", "scratch", "estimate us", "time us", "s
 NUMERIC = ("scratch", "estimate us", "time us")
 ORDER = ("chosen", "slower", "conflict", "excluded", "wrong", "failed", "declined")
 """Verdicts as they are listed."""
-
-WIDEST = 40
-"""Characters of a pattern.  Plans are never shortened: `disabled_plans` takes their names, which differ anywhere."""
 
 
 def plans(report: CompileReport, name: str) -> str:
@@ -51,7 +48,10 @@ def heading(region: RegionReport) -> str:
 
 
 def table(entries: Sequence[CandidateReport]) -> str:
-    """A row a plan; engines that have none to show, since they decline or the device is not here, have one row."""
+    """A row a plan; engines that have none to show, since they decline or the device is not here, have one row.
+
+    Plans are never shortened: `disabled_plans` takes their names, which differ anywhere.
+    """
     if not entries:
         return "the report holds no engine's answer for just these nodes"
     rows = [row for entry in entries for row in rows_of(entry)]
@@ -106,7 +106,10 @@ def beside(entries: Sequence[CandidateReport]) -> str:
     taken = [c for c in entries if c.verdict != "declined"]
     lines = []
     if taken:
-        rows = [(c.engine, shorten(c.pattern, WIDEST), c.verdict, us(c.estimated_us), us(c.measured_us)) for c in taken]
+        rows = [
+            (c.engine, shorten(c.pattern, TABLE_PATTERN), c.verdict, us(c.estimated_us), us(c.measured_us))
+            for c in taken
+        ]
         grid = columns((("engine", "pattern", "verdict", "estimate us", "time us"), *rows), NUMERIC)
         lines += ["other sets of nodes", *(f"  {line}" for line in grid.splitlines())]
     refused = len(entries) - len(taken)

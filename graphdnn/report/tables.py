@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from graphdnn.report.model import CandidateReport, CompileReport
-from graphdnn.spelling import quoted
+from graphdnn.spelling import is_whole_number, quoted
 from graphdnn.strict_json import complaint
 
 FORMAT = "graphdnn report"
@@ -201,7 +201,7 @@ class Reader:
     def number(self, text: str, size: int) -> int:
         """A place in a table of this size."""
         text = text.strip()
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < size):
+        if not (is_whole_number(text) and int(text) < size):
             raise ValueError(f"{quoted(text)} is no number below {size}")
         return int(text)
 

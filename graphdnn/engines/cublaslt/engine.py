@@ -231,7 +231,7 @@ def ran_in(algorithm: Algorithm, problem: Problem, words: str) -> str:
     if algorithm.flags & ACCUMULATES_IN_HALF:
         words = f"{problem.a.dtype} in, {HALF_SUMS}"
     is_split = algorithm.split_k > 1 and algorithm.reduction in (REDUCTIONS["INPLACE"], REDUCTIONS["OUTPUT_TYPE"])
-    return f"{words}, {HALF_PARTS} {problem.d.dtype}" if is_split and problem.d.dtype.bits < 32 else words
+    return f"{words}, {HALF_PARTS} {problem.d.dtype}" if is_split and problem.d.dtype.is_half else words
 
 
 def keeps(algorithm: Algorithm, problem: Problem, precision: str) -> bool:

@@ -13,12 +13,14 @@ from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.cost import RESIDUAL_US
 from graphdnn.engines.cudnn.anatomy import CONVOLUTIONS, ROW_NORMS, Anatomy, row_length
 from graphdnn.engines.cudnn.limits import convolution_class, ieee_float32, lies_channels_last
+from graphdnn.engines.cudnn.norm_limits import NORM_ROW_MULTIPLE
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv, MatMul
 from graphdnn.ir.ops.norm import InstanceNorm
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.transposed import ConvTranspose
+from graphdnn.ir.types import IMAGE_RANKS
 from graphdnn.target import Target
 
 TILES: tuple[tuple[int, int, float], ...] = ((128, 256, 0.95), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.6))
@@ -40,7 +42,7 @@ BARE_NORM_FIXED_US = 0.8
 8192 x 4096, the first plan's time is met within 8 % in the median."""
 
 ODD_ROWS = 0.5
-"""Further share for norms whose rows are no multiple of 64."""
+"""Further share for norms whose rows are no multiple of NORM_ROW_MULTIPLE."""
 
 UNALIGNED: tuple[tuple[int, float], ...] = ((8, 1.0), (4, 0.36), (1, 0.2))
 """Share of the matrix units' rate by the largest number that divides the input channels."""
@@ -187,7 +189,7 @@ def convolution_us(node: Node, target: Target, policy: Policy) -> float:
     if is_narrow(node):
         return 1e6 * node.flops / (DEPTHWISE_RATE if max(op.stride) == 1 else DEPTHWISE_STRIDED_RATE)
     share = 1.0 if ieee_float32(node, policy) else next(s for n, s in UNALIGNED if channels % n == 0)
-    if channels == CHANNELS_AT_ONCE and x_type.dtype.bits == 16:
+    if channels == CHANNELS_AT_ONCE and x_type.dtype.is_half:
         share *= ONE_BLOCK
     return tiled_us(in_blocks(node), target, matrix_rate(node, target, policy) * share)
 
@@ -202,7 +204,7 @@ def in_blocks(node: Node) -> Product:
     """The product of a convolution as cuDNN's kernels walk it: halves with channels in eights a block at a time."""
     product, x = product_of(node), node.operands[0].type
     channels = x.shape[1]
-    if not isinstance(node.op, Conv) or node.op.groups > 1 or channels % 8 or x.dtype.bits != 16:
+    if not isinstance(node.op, Conv) or node.op.groups > 1 or channels % CHANNELS_AT_ONCE or not x.dtype.is_half:
         return product
     return replace(product, k=product.k // channels * CHANNEL_BLOCK * ceil(channels / CHANNEL_BLOCK))
 
@@ -320,7 +322,7 @@ def memory_pace(anatomy: Anatomy, target: Target) -> tuple[float, float]:
     norms = [n for n in anatomy.anchors if isinstance(n.op, ROW_NORMS)]
     if norms and len(anatomy.region.nodes) == 1:
         share, fixed = BARE_NORM, BARE_NORM_FIXED_US
-    if any(row_length(n) % 64 for n in norms):
+    if any(row_length(n) % NORM_ROW_MULTIPLE for n in norms):
         share *= ODD_ROWS
     return target.bandwidth * share, fixed
 
@@ -373,7 +375,7 @@ def few_channels(work: Work, node: Node, anatomy: Anatomy, target: Target) -> Wo
 def conversion(anatomy: Anatomy, target: Target) -> tuple[float, tuple[str, ...]]:
     """Microseconds of the kernels by which a plan converts tensors that are not channels-last, and the note on them."""
     values = (*anatomy.region.inputs, *anatomy.region.outputs)
-    found = [v for v in values if v.type.rank in (4, 5) and not lies_channels_last(v.type)]
+    found = [v for v in values if v.type.rank in IMAGE_RANKS and not lies_channels_last(v.type)]
     if not found:
         return 0.0, ()
     moved = 2 * sum(v.type.nbytes for v in found)

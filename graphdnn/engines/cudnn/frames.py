@@ -15,7 +15,8 @@ from typing import Protocol
 Ints = tuple[int, ...]
 
 CACHE_SIZE = 4096
-"""Entries of each cache below: the same few tensors stand in hundreds of regions that are asked about."""
+"""Entries of each cache of what is told to cuDNN and of its plans' names: the same few tensors stand in hundreds of
+regions that are asked about."""
 
 
 @dataclass(frozen=True)

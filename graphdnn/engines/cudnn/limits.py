@@ -16,7 +16,7 @@ from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.ops.linear import Conv
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.transposed import ConvTranspose
-from graphdnn.ir.types import TensorType
+from graphdnn.ir.types import IMAGE_RANKS, TensorType
 
 
 class Form(StrEnum):
@@ -53,7 +53,7 @@ def broadcast_of(shape: Ints, full: Ints) -> Form:
         return Form.FULL
     if not any(wide):
         return Form.NUMBER
-    channel = 1 if len(full) in (4, 5) else len(full) - 1
+    channel = 1 if len(full) in IMAGE_RANKS else len(full) - 1
     if all(w == (a == channel) for a, w in enumerate(wide)):
         return Form.CHANNEL
     if not wide[channel] and all(k for a, k in enumerate(kept) if a != channel):
@@ -106,7 +106,7 @@ def channels_last_all(anatomy: Anatomy, anchor: Node) -> Decline | None:
     """Every image around a convolution is channels-last."""
     values = {v for n in (anchor, *anatomy.pointwise) for v in (*n.operands, *n.results) if v.literal is None}
     for value in sorted(values, key=lambda v: v.name):
-        if value.type.rank in (4, 5) and not lies_channels_last(value.type):
+        if value.type.rank in IMAGE_RANKS and not lies_channels_last(value.type):
             return Decline(
                 Code.LAYOUT,
                 f"{anchor}: {value} is {value.type}; cuDNN takes images that are not channels-last only of a "
@@ -352,9 +352,9 @@ def no_anchor(anatomy: Anatomy) -> Decline | None:
                 )
             ):
                 continue
-            if type.rank > 5:
+            if type.rank > max(IMAGE_RANKS):
                 return Decline(Code.RANK, f"{node}: {type} has {type.rank} axes; cuDNN takes five at most")
-            if type.rank in (4, 5) and not lies_channels_last(type):
+            if type.rank in IMAGE_RANKS and not lies_channels_last(type):
                 return lying_wrong(node, value, "channels-last")
             if type.rank < 4 and not type.is_row_major:
                 return lying_wrong(node, value, "row-major")

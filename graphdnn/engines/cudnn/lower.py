@@ -42,6 +42,9 @@ DATA_TYPES: dict[str, str] = {
 }
 """The frontend's name of each data type."""
 
+NAME_LENGTH = 64
+"""Characters of a pattern by which cuDNN's log names an operation graph."""
+
 PRODUCTS: tuple[type[Op], ...] = (Conv, ConvTranspose, MatMul)
 """Ops whose operands the matrix units read."""
 
@@ -181,7 +184,7 @@ def lower(region: Region, frame: Frame, **context: Any) -> Lowering | Decline:
 
 def _lowered(cudnn: Any, region: Region, frame: Frame, context: dict[str, Any]) -> Lowering:
     graph = cudnn.pygraph(
-        name=region.pattern[:64],
+        name=region.pattern[:NAME_LENGTH],
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
         **context,

@@ -10,9 +10,11 @@ from graphdnn.engines.cudnn.rules.pointwise import BRANCHING, TWO_SIDED
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
 from graphdnn.ir.ops.pointwise import Cast, Elementwise
+from graphdnn.ir.types import IMAGE_RANKS
 
-FUSED_NORM_MULTIPLE = 64
-"""Row lengths that norms with pointwise work around them come in; others have no plan."""
+NORM_ROW_MULTIPLE = 64
+"""Elements of a row that cuDNN's norm kernels take at a time: with pointwise work around a norm there is no plan for
+rows of another length, and one alone is slower on them."""
 
 FUSED_INSTANCE_MULTIPLE = 8
 """Channels that instance norms with pointwise work behind them come in."""
@@ -54,12 +56,12 @@ def fused_norm(anatomy: Anatomy, node: Node) -> Decline | None:
 
 def row_multiple(node: Node) -> Decline | None:
     length = row_length(node)
-    if not length % FUSED_NORM_MULTIPLE:
+    if not length % NORM_ROW_MULTIPLE:
         return None
-    after = -(-length // FUSED_NORM_MULTIPLE) * FUSED_NORM_MULTIPLE
+    after = -(-length // NORM_ROW_MULTIPLE) * NORM_ROW_MULTIPLE
     return Decline(
         Code.ALIGNMENT,
-        f"{node}: rows of {length}; with pointwise work around a norm cuDNN needs a multiple of {FUSED_NORM_MULTIPLE}",
+        f"{node}: rows of {length}; with pointwise work around a norm cuDNN needs a multiple of {NORM_ROW_MULTIPLE}",
         Fix(node.operands[0].name, "row length", str(length), str(after)),
     )
 
@@ -112,7 +114,7 @@ def instance_norm(anatomy: Anatomy, policy: Policy) -> Decline | None:
     """Both layouts alone; channels-last and channels in eights with pointwise work behind it."""
     node = next(n for n in anatomy.anchors if isinstance(n.op, InstanceNorm))
     x = node.operands[0].type
-    if x.rank not in (4, 5):
+    if x.rank not in IMAGE_RANKS:
         return Decline(Code.RANK, f"{node}: x is {x}; cuDNN takes two or three spatial axes")
     if anatomy.before:
         return Decline(Code.PATTERN, f"{node}: cuDNN takes nothing before it")

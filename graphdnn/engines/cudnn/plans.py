@@ -12,6 +12,7 @@ from typing import Any
 from graphdnn.answer import Code, Decline
 from graphdnn.engines.contract import Device
 from graphdnn.engines.cudnn.errors import attempt, failure, frontend_errors, needed_workspace
+from graphdnn.engines.cudnn.frames import CACHE_SIZE
 from graphdnn.engines.cudnn.handles import HANDLES
 from graphdnn.engines.cudnn.lower import Lowering
 from graphdnn.engines.serialization import Identity
@@ -65,7 +66,7 @@ class PlanName:
     knobs: tuple[tuple[int, int], ...]
 
     @staticmethod
-    @lru_cache(4096)
+    @lru_cache(CACHE_SIZE)
     def parse(text: str) -> PlanName:
         """From a name such as eng4_k24=2.  Raises ValueError for any other form."""
         head, *rest = text.split("_")

@@ -26,6 +26,7 @@ from graphdnn.ir.ops.pool import AvgPool, MaxPool
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.region import ALIGNMENT, Region
+from graphdnn.ir.types import IMAGE_RANKS
 from graphdnn.ir.views import resolve
 from graphdnn.target import Target
 
@@ -186,7 +187,7 @@ def reductions(question: Question) -> Decline | None:
             return Decline(Code.PATTERN, f"{node}: cuDNN takes a reduction only where nothing in the region needs it")
         if anatomy.has(MatMul, *ROW_NORMS, InstanceNorm):
             return Decline(Code.PATTERN, f"{node}: cuDNN takes reductions behind convolutions and pointwise work only")
-        if x.rank not in (4, 5) or op.axes != (0, *range(2, x.rank)):
+        if x.rank not in IMAGE_RANKS or op.axes != (0, *range(2, x.rank)):
             return Decline(
                 Code.PATTERN, f"{node}: reduces axes {op.axes} of {x}; cuDNN reduces all axes but the channels"
             )

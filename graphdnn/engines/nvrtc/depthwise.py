@@ -146,7 +146,7 @@ def strips_of(parts: Anchored, cut: tuple[int, int, int, int], wide: int) -> Str
     strips = batch * -(-height // rows) * -(-width // columns)
     multiplied = rows * taps_h * taps_w * each * wide
     # By the machine code: a column is an address, a comparison and a load, and halves are widened one by one.
-    fetched = read * span * (3 + (each if x.dtype.bits < 32 else 0))
+    fetched = read * span * (3 + (each if x.dtype.is_half else 0))
     return Strips(
         channels=each,
         columns=columns,

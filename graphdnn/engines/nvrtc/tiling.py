@@ -169,8 +169,9 @@ def fold(product: Product, tiling: Tiling) -> int:
 @functools.lru_cache(maxsize=1024)
 def best_tiling(product: Product, target: Target) -> Tiling:
     """The fastest by estimate; the matrix units take halves."""
-    halves = product.dtype.is_float and product.dtype.bits == 16
-    return min((*TILINGS, *(MATRIX_TILINGS if halves else ())), key=lambda t: product_us(product, t, target))
+    return min(
+        (*TILINGS, *(MATRIX_TILINGS if product.dtype.is_half else ())), key=lambda t: product_us(product, t, target)
+    )
 
 
 def dense_vector(step: int, others: tuple[int, ...], extent: int, itemsize: int, share: int, most: int = 4) -> int:

@@ -17,7 +17,7 @@ from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Iota, Reshape, Transpose, Unsqueeze
 from graphdnn.ir.ops.pointwise import Pointwise, Select, cast_to, common_type, met
 from graphdnn.ir.ops.reduction import Reduce
-from graphdnn.ir.ops.softmax import Softmax
+from graphdnn.ir.ops.softmax import SOFTMAX_OPERATIONS, Softmax
 from graphdnn.ir.types import Array, TensorType, bool_, broadcast_shapes, float32, int32, promote
 from graphdnn.spelling import quoted
 
@@ -250,11 +250,11 @@ class Attention(Op):
         return [make(Pointwise(fn=fn), distance, bound) for fn, bound in bounds if bound is not None]
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
-        """Two products over the pairs that causal flag and window leave, and five operations of softmax for each."""
+        """Two products over the pairs that causal flag and window leave, and the softmax over each."""
         (b, hq, sq, d), skv = operands[0].shape, operands[1].shape[2]
         offset = skv - sq if self.causal == "bottom_right" else 0
         pairs = int(keys_per_query(sq, skv, *self.bounds(sq, skv), offset).sum())
-        return b * hq * pairs * (2 * (d + operands[2].shape[3]) + 5)
+        return b * hq * pairs * (2 * (d + operands[2].shape[3]) + SOFTMAX_OPERATIONS)
 
 
 def held_lengths(lengths: Array | None, batch: int, extent: int) -> Array:

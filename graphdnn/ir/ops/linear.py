@@ -9,7 +9,7 @@ import numpy as np
 from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op, op
 from graphdnn.ir.ops.pointwise import common_type
-from graphdnn.ir.types import LARGEST_SIZE, Array, DType, TensorType, bool_, broadcast_shapes, int32
+from graphdnn.ir.types import IMAGE_RANKS, LARGEST_SIZE, Array, DType, TensorType, bool_, broadcast_shapes, int32
 from graphdnn.spelling import quoted
 
 
@@ -110,7 +110,7 @@ class Conv(Op):
         return ("x", "w")
 
     def infer(self, x: TensorType, w: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
-        if x.rank != w.rank or x.rank not in (4, 5):
+        if x.rank != w.rank or x.rank not in IMAGE_RANKS:
             raise GraphError(f"conv: x and w need four axes each, or five: x is {x}, w is {w}")
         check_window("conv", x, x.rank - 2, w.shape[2:], self.stride, self.padding, self.dilation)
         if self.groups < 1 or x.shape[1] % self.groups or w.shape[0] % self.groups:

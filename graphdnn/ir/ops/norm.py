@@ -137,6 +137,7 @@ class BatchNorm(Norm):
         return (cast_to(make, make(Pointwise(fn="add"), y, columns[2]), x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Scale and shift, which the statistics are folded into."""
         return 2 * results[0].size
 
 
@@ -173,6 +174,7 @@ class LayerNorm(Norm):
         return (cast_to(make, y, x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Two means, difference, square, product with the inverse root, scale, shift; the root as one for each."""
         return 8 * results[0].size
 
 
@@ -208,6 +210,7 @@ class RmsNorm(Norm):
         return (cast_to(make, y, x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Square, mean, product with the inverse root, scale; the root as one for each."""
         return 5 * results[0].size
 
 
@@ -242,6 +245,7 @@ class InstanceNorm(Norm):
         return (cast_to(make, y, x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Two means, difference, square, product with the inverse root, scale, shift; the root as one for each."""
         return 8 * results[0].size
 
 
@@ -283,4 +287,5 @@ class GroupNorm(Norm):
         return (make(Reshape(shape=x.type.shape), cast_to(make, y, x.type.dtype)),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+        """Two means, difference, square, product with the inverse root, scale, shift; the root as one for each."""
         return 8 * results[0].size

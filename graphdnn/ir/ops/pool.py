@@ -10,7 +10,7 @@ import numpy as np
 from graphdnn.errors import GraphError
 from graphdnn.ir.op import Op, op
 from graphdnn.ir.ops.linear import check_window, windows
-from graphdnn.ir.types import Array, TensorType
+from graphdnn.ir.types import IMAGE_RANKS, Array, TensorType
 from graphdnn.spelling import quoted
 
 Pairs = tuple[tuple[int, int], ...]
@@ -50,7 +50,7 @@ class Pool(Op):
 
     def check(self, x: TensorType) -> TensorType:
         """Type of the result.  Raises GraphError for windows that are wrong or do not fit."""
-        if x.rank not in (4, 5):
+        if x.rank not in IMAGE_RANKS:
             raise GraphError(f"{self}: x is {x}; batch, channels and two or three spatial axes are needed")
         check_window(str(self), x, x.rank - 2, self.kernel, self.stride, self.padding, self.steps)
         for axis, (k, pair, d) in enumerate(zip(self.kernel, self.padding, self.steps, strict=True)):

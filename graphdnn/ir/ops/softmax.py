@@ -11,6 +11,9 @@ from graphdnn.ir.ops.pointwise import Pointwise, cast_to, widened
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.types import Array, TensorType, normalize_axis
 
+SOFTMAX_OPERATIONS = 5
+"""Operations for each element: largest, difference, exponential, sum, quotient."""
+
 
 @op("softmax")
 class Softmax(Op):
@@ -44,4 +47,4 @@ class Softmax(Op):
         return (cast_to(make, make(Pointwise(fn="div"), powers, total), x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
-        return 5 * results[0].size
+        return SOFTMAX_OPERATIONS * results[0].size

@@ -12,7 +12,7 @@ from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.ops.linear import MatMul, check_window, exact, product_type
 from graphdnn.ir.ops.movement import Reshape, Transpose
-from graphdnn.ir.types import Array, TensorType
+from graphdnn.ir.types import IMAGE_RANKS, Array, TensorType
 from graphdnn.spelling import quoted
 
 
@@ -42,7 +42,7 @@ class ConvTranspose(Op):
 
     def infer(self, x: TensorType, w: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
         who = "conv_transpose"
-        if x.rank != w.rank or x.rank not in (4, 5):
+        if x.rank != w.rank or x.rank not in IMAGE_RANKS:
             raise GraphError(f"{who}: x and w need four axes each, or five: x is {x}, w is {w}")
         check_window(who, x, x.rank - 2, w.shape[2:], self.stride, self.padding, self.dilation)
         limits = tuple(map(max, self.stride, self.dilation))

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 
 from graphdnn.ir.graph import Graph, Node
 from graphdnn.ir.ops.movement import Slice, Split
+from graphdnn.ir.types import IMAGE_RANKS
 from graphdnn.passes.layout.dependence import Dependence
 from graphdnn.passes.layout.network import Network
-from graphdnn.passes.layout.rules import CONVOLUTIONS, FOLLOWERS, IMAGE_RANKS, matters
+from graphdnn.passes.layout.rules import CONVOLUTIONS, FOLLOWERS, matters
 
 
 def is_flexible(node: Node) -> bool:

@@ -15,10 +15,10 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.ops.movement import Pad
 from graphdnn.ir.ops.pointwise import Elementwise
 from graphdnn.ir.ops.softmax import Softmax
-from graphdnn.ir.types import TensorType
+from graphdnn.ir.types import IMAGE_RANKS, TensorType
 from graphdnn.passes.layout.dependence import LAST, MAJOR, NOTHING, Dependence, Laid, Needs
 from graphdnn.passes.layout.minimum_cut import source_side
-from graphdnn.passes.layout.rules import CONVOLUTIONS, IMAGE_RANKS, fits, matters
+from graphdnn.passes.layout.rules import CONVOLUTIONS, fits, matters
 
 PENALTY = 2
 """Bytes that a convolution in row-major layout costs, for each byte of its image and its result."""

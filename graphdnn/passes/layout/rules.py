@@ -17,15 +17,13 @@ from graphdnn.ir.ops.pool import Pool
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import Softmax
 from graphdnn.ir.ops.transposed import ConvTranspose
-from graphdnn.ir.types import TensorType, channels_last, dense_strides, int8, row_major
+from graphdnn.ir.types import IMAGE_RANKS, TensorType, channels_last, dense_strides, int8, row_major
 
 Strides = tuple[int, ...]
 
 CONVOLUTIONS: tuple[type[Op], ...] = (Conv, ConvTranspose)
 FOLLOWERS: tuple[type[Op], ...] = (Elementwise, Pool, Norm, Softmax, Reduce, Concat, Pad)
 """Ops that run on any axis order and hand it on."""
-
-IMAGE_RANKS = (4, 5)
 
 
 class Layouts(NamedTuple):

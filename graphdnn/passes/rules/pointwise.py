@@ -14,6 +14,9 @@ from graphdnn.passes.rewrite import Emitter, Rule, leaves_a_node
 NEUTRAL = {"add": -0.0, "sub": 0.0, "mul": 1.0, "div": 1.0}
 """The second operand that changes nothing: x + 0.0 would turn -0.0 into 0.0, x - 0.0 does not."""
 
+MOST_EXPONENT = 64
+"""Powers of two up to this may become their inverses: float32, in which halves are divided too, has 126."""
+
 IDEMPOTENT = ("relu", "abs", "ceil", "floor")
 INVOLUTIONS = ("neg", "logical_not")
 
@@ -60,7 +63,7 @@ def halves_exactly(found: Match) -> bool:
     if number == 0 or not x_is_whole(found) or not found["x"].type.dtype.is_float:
         return False
     mantissa, exponent = frexp(abs(number))
-    return mantissa == 0.5 and abs(exponent) <= 64
+    return mantissa == 0.5 and abs(exponent) <= MOST_EXPONENT
 
 
 def is_exact_widening(before: DType, after: DType) -> bool:
