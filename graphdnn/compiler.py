@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from graphdnn.config import CompileOptions
-from graphdnn.engines.answers import kept_in
+from graphdnn.engines.answers import answers_stored_in
 from graphdnn.engines.attempt import Chosen
 from graphdnn.engines.choose import Selector, undecided
 from graphdnn.engines.contract import Device, DevicePlan, HostPlan, Policy, Store, Support
@@ -116,7 +116,7 @@ def compile_for(
     problem = Problem(graph, selector, device, options, fixed, covers)
     session = None
     with ExitStack() as stack:
-        stack.enter_context(notebook(problem))
+        stack.enter_context(stored_answers(problem))
         if options.selection == "heuristic":
             stack.enter_context(uncollected())
         if device is not None:
@@ -145,11 +145,11 @@ def store_of(device: Device | None, options: CompileOptions) -> Store | None:
     return None if options.cache_dir is None else DiskStore(options.cache_dir)
 
 
-def notebook(problem: Problem) -> AbstractContextManager[None]:
+def stored_answers(problem: Problem) -> AbstractContextManager[None]:
     """A while in which engines' answers about the graph are kept."""
     store = store_of(problem.device, problem.options)
     selector = problem.selector
-    return nullcontext() if store is None else kept_in(store, problem.graph, selector.target, selector.policy)
+    return nullcontext() if store is None else answers_stored_in(store, problem.graph, selector.target, selector.policy)
 
 
 def covers_of(device: Device | None, selector: Selector, options: CompileOptions) -> Covers | None:
@@ -163,7 +163,7 @@ def covers_of(device: Device | None, selector: Selector, options: CompileOptions
 def reported(problem: Problem, made: Planned, placed: Schedule, effects: tuple[str, ...]) -> CompileReport:
     """The report, made without collections: of thousands of nodes it has a hundred thousand parts that stay."""
     with uncollected():
-        with notebook(problem) if made.is_recalled else nullcontext():
+        with stored_answers(problem) if made.is_recalled else nullcontext():
             whole = explained(made, problem)
         return account(
             Decisions(

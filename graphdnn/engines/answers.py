@@ -95,7 +95,7 @@ def wording_of(answer: Answer, region: Region) -> str:
     return "" if isinstance(answer, Support) else region.wording
 
 
-class Notebook:
+class StoredAnswers:
     """The answers about one graph as an entry of a store.
 
     The entry is read at the first question whose answer is not in memory, and written by `close` if any answer is new.
@@ -138,24 +138,24 @@ class Notebook:
         self._store.put(KIND, self._key(), encode_answers(written))
 
 
-NOTEBOOK: ContextVar[Notebook | None] = ContextVar("NOTEBOOK", default=None)
-"""The notebook of the compilation that runs in this thread."""
+STORED: ContextVar[StoredAnswers | None] = ContextVar("STORED", default=None)
+"""The answers of the compilation that runs in this thread."""
 
 
 @contextmanager
-def kept_in(store: Store, graph: Graph, target: Target, policy: Policy) -> Iterator[None]:
+def answers_stored_in(store: Store, graph: Graph, target: Target, policy: Policy) -> Iterator[None]:
     """A context in which this thread's questions are about one graph, and their answers are stored under its key."""
-    notebook = Notebook(store, lambda: entry_key(graph, target, policy))
-    token = NOTEBOOK.set(notebook)
+    stored = StoredAnswers(store, lambda: entry_key(graph, target, policy))
+    token = STORED.set(stored)
     try:
         yield
     finally:
-        NOTEBOOK.reset(token)
-    notebook.close()
+        STORED.reset(token)
+    stored.close()
 
 
 def remembered(supports: Supports[E]) -> Supports[E]:
-    """The same method with its answers cached, in memory and in the thread's notebook if there is one.
+    """The same method with its answers cached, in memory and in the entry of the thread's compilation if there is one.
 
     For engines whose answers depend on the region's structure, the target and the policy alone.
     """
@@ -165,17 +165,17 @@ def remembered(supports: Supports[E]) -> Supports[E]:
     @functools.wraps(supports)
     def asked(self: E, region: Region, target: Target, policy: Policy) -> Support | Decline:
         question = method, circumstances(target, policy), region.key
-        notebook = NOTEBOOK.get() if is_ours else None
+        stored = STORED.get() if is_ours else None
         answer, is_new = ANSWERS.get(question, region), False
-        if answer is None and notebook is not None:
-            answer = notebook.recall(question, region)
+        if answer is None and stored is not None:
+            answer = stored.recall(question, region)
             if answer is not None:
                 ANSWERS.keep(question, region, answer)
         if answer is None:
             answer, is_new = supports(self, region, target, policy), True
             ANSWERS.keep(question, region, answer)
-        if notebook is not None:
-            notebook.note(question, region, answer, is_new)
+        if stored is not None:
+            stored.note(question, region, answer, is_new)
         return answer
 
     return asked

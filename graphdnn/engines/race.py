@@ -21,7 +21,7 @@ that were measured are within a factor of two."""
 
 
 @dataclass
-class Queue:
+class BuildQueue:
     """One engine's plans that are being built, those that are too far down, or its refusal."""
 
     builds: list[tuple[Candidate, Future[Built | Tried]]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Race:
         """Whether any plan was."""
         return bool(self._right)
 
-    def run(self, queue: Queue, engine: str, support: Support, show: Callable[[str, int, float], None]) -> None:
+    def run(self, queue: BuildQueue, engine: str, support: Support, show: Callable[[str, int, float], None]) -> None:
         """Times one engine's plans, in its order; `show` is told each, its number and the best time so far."""
         tried = self._tried.setdefault(engine, [])
         if queue.refusal is not None:

@@ -26,7 +26,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 
 @dataclass(frozen=True)
-class Found:
+class TuningRecord:
     """What became of each engine's plans for a region, engines that proposed none after all, and a remark on it."""
 
     tried: Mapping[str, tuple[Tried, ...]]
@@ -45,7 +45,7 @@ class TuningRecords:
         self._target = target
         self._options = {"policy": asdict(policy), "limits": asdict(limits), "tuning_memory": tuning_memory}
 
-    def recall(self, region: Region, engines: Sequence[str]) -> Found | None:
+    def recall(self, region: Region, engines: Sequence[str]) -> TuningRecord | None:
         """What was found of the engines' plans; None where those of such a region were not all timed here."""
         key = self._key(region.key, engines)
         content = self._store.get(KIND, key)
@@ -55,12 +55,12 @@ class TuningRecords:
             read = json.loads(content)
             tried = {name: tuple(tried_of(name, region, row) for row in read["engines"][name]) for name in engines}
             refused = {name: Decline.of_row(texts(row)) for name, row in read["refused"].items() if name in engines}
-            return Found(tried, refused, text(read["note"]))
+            return TuningRecord(tried, refused, text(read["note"]))
         except UNREADABLE:
             forget(self._store, KIND, key, f"timing of {region.pattern}", "it does not say what became of the plans")
             return None
 
-    def keep(self, region: Region, found: Found) -> None:
+    def keep(self, region: Region, found: TuningRecord) -> None:
         """Remembers what became of each engine's plans, and which engines had none."""
         rows = {
             "engines": {engine: [row_of(t) for t in plans] for engine, plans in found.tried.items()},

@@ -33,7 +33,7 @@ class ThreadPool:
     def start(self, work: Callable[[], T]) -> Future[T]:
         if self._executor is not None:
             return self._executor.submit(partial(self._in_time, work))
-        return Lazy(work)
+        return LazyFuture(work)
 
     def _in_time(self, work: Callable[[], T]) -> T:
         if self._is_over():
@@ -66,7 +66,7 @@ def is_done(future: Future[T]) -> bool:
     return future.done() and not future.cancelled() and not isinstance(future.exception(), CancelledError)
 
 
-class Lazy(Future[T]):
+class LazyFuture(Future[T]):
     """Work that is done when its result is asked for."""
 
     def __init__(self, work: Callable[[], T]) -> None:

@@ -22,9 +22,9 @@ from graphdnn.engines.check import Checker, inputs_for
 from graphdnn.engines.contract import Candidate, Device, Engine, Policy, Prober, Support, Timer
 from graphdnn.engines.cost import Efficiency, roofline_us
 from graphdnn.engines.outcome import Outcome, judged
-from graphdnn.engines.race import TRUST, Queue, Race
-from graphdnn.engines.records import Found, TuningRecords
-from graphdnn.engines.thread_pool import LOOK_S, Lazy, ThreadPool, is_done
+from graphdnn.engines.race import TRUST, BuildQueue, Race
+from graphdnn.engines.records import TuningRecord, TuningRecords
+from graphdnn.engines.thread_pool import LOOK_S, LazyFuture, ThreadPool, is_done
 from graphdnn.engines.trial import Built, Limits, Tried, built, failed
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
@@ -228,31 +228,33 @@ class Tuner:
             for c in wanted:
                 self._orders[c.engine, c.region.key, c.name] = self._processes.order(c.region, c.engine, c.name)
 
-    def _built(self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]]) -> list[dict[str, Queue]]:
+    def _built(self, jobs: Sequence[Job], proposed: Sequence[Mapping[str, Proposed]]) -> list[dict[str, BuildQueue]]:
         """The engines' plans for each job, built.
 
         Nothing is built beside plans that are timed: a library that waits for the device would end a capture.  Plans of
         engines without hope by estimate are built when they are asked for, which they hardly ever are.
         """
-        queues: list[dict[str, Queue]] = [{} for _ in jobs]
+        queues: list[dict[str, BuildQueue]] = [{} for _ in jobs]
         for queue, job, row in zip(queues, jobs, proposed, strict=True):
             for engine, _ in job.engines:
                 if engine.name in row and not self.budget.is_over():
                     queue[engine.name] = self._queue(engine, row[engine.name], engine.name in hopeless(job))
-        started = [f for row in queues for queue in row.values() for _, f in queue.builds if not isinstance(f, Lazy)]
+        started = [
+            f for row in queues for queue in row.values() for _, f in queue.builds if not isinstance(f, LazyFuture)
+        ]
         self._pool.settle(started)
         return queues
 
-    def _queue(self, engine: Engine, proposed: Proposed, is_hopeless: bool) -> Queue:
+    def _queue(self, engine: Engine, proposed: Proposed, is_hopeless: bool) -> BuildQueue:
         if isinstance(proposed, Decline):
-            return Queue(refusal=proposed)
+            return BuildQueue(refusal=proposed)
         builds: list[tuple[Candidate, Future[Built | Tried]]] = []
         for candidate in proposed[: cut(proposed, self._limits)]:
             pool = self._pool if candidate.is_known or self._prober is None else self._doubtful
             order = self._orders.get((candidate.engine, candidate.region.key, candidate.name))
             work = partial(self._made, engine, candidate, order)
-            builds.append((candidate, Lazy(work) if is_hopeless else pool.start(work)))
-        return Queue(builds, tuple(proposed[len(builds) :]))
+            builds.append((candidate, LazyFuture(work) if is_hopeless else pool.start(work)))
+        return BuildQueue(builds, tuple(proposed[len(builds) :]))
 
     def _made(self, engine: Engine, candidate: Candidate, order: Future[Decline | None] | None) -> Built | Tried:
         """A plan built here, after whoever began to build it elsewhere is done."""
@@ -271,7 +273,7 @@ class Tuner:
         return made
 
     def _shower(
-        self, pattern: str, number: int, total: int, queues: Mapping[str, Queue]
+        self, pattern: str, number: int, total: int, queues: Mapping[str, BuildQueue]
     ) -> Callable[[str, int, float], None]:
         candidates = sum(len(queue.builds) for queue in queues.values())
 
@@ -282,7 +284,7 @@ class Tuner:
 
         return show
 
-    def _timed(self, job: Job, queues: dict[str, Queue], show: Callable[[str, int, float], None]) -> Outcome:
+    def _timed(self, job: Job, queues: dict[str, BuildQueue], show: Callable[[str, int, float], None]) -> Outcome:
         """Runs, checks and times a job's plans.  Raises ContextLostError where one of them lost the device."""
         region = job.region
         if self.budget.is_over() and (self.budget.interrupted or not any(q.is_begun for q in queues.values())):
@@ -322,7 +324,7 @@ class Tuner:
         outcome.note = "; ".join(said)
         if race.is_complete and race.is_repeatable:
             by_engine = {e.name: tried.get(e.name, ()) for e, _ in job.engines}
-            self._records.keep(region, Found(by_engine, refused, outcome.note))
+            self._records.keep(region, TuningRecord(by_engine, refused, outcome.note))
         return outcome
 
 

@@ -19,7 +19,7 @@ COMPETING = ("sink", "merge", "pad", "layout")
 """Passes that may be left out for speed or memory; the others always save work, or are needed."""
 
 RUNGS = 24
-"""Most plans that are tried along one way, each with less scratch memory than the one before."""
+"""Most plans that are tried along one strategy, each with less scratch memory than the one before."""
 
 EXACT = 6
 """How often the bound on scratch is lowered to just below what the largest plan takes; after that it is 0 at once."""
@@ -29,7 +29,7 @@ REFINED = 6
 
 
 @dataclass(frozen=True)
-class Way:
+class Strategy:
     """One way to look for a plan that fits.
 
     `spared` are passes that do not run.  `is_frugal` asks for the cover that writes fewest bytes, not the fastest.
@@ -42,10 +42,10 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Found:
+class FittedPlan:
     """A plan, its schedule, its microseconds (measured or estimated), and the most scratch that a step of it takes."""
 
-    way: Way
+    strategy: Strategy
     made: Planned
     placed: Schedule
     us: float
@@ -76,24 +76,24 @@ class Search:
         self.left_out = left_out
         self.limit = limit
         self.least: int | None = None
-        self._last: Found | None = None
+        self._last: FittedPlan | None = None
         self._excess: tuple[tuple[int | None, int], ...] = ()
 
-    def best(self) -> Found:
+    def best(self) -> FittedPlan:
         """The first plan that fits, with as much scratch as there is room for."""
-        first = self.tried(Way(exact=EXACT), None)
+        first = self.tried(Strategy(exact=EXACT), None)
         if self.fits(first):
             return first
         changed = tuple(r.name for r in first.made.records if r.name in COMPETING and r.changes)
         layout = tuple(n for n in changed if n == "layout")
         spared = [s for s in dict.fromkeys((layout, changed)) if s]
         groups = (
-            [first.way],
-            [Way(is_frugal=True), *(Way(s) for s in spared[:1])],
-            [*(Way(s) for s in spared[1:]), *(Way(s, is_frugal=True) for s in spared)],
+            [first.strategy],
+            [Strategy(is_frugal=True), *(Strategy(s) for s in spared[:1])],
+            [*(Strategy(s) for s in spared[1:]), *(Strategy(s, is_frugal=True) for s in spared)],
         )
-        for ways in groups:
-            fitting = [found for way in ways if (found := self.along(way)) is not None]
+        for strategies in groups:
+            fitting = [found for strategy in strategies if (found := self.along(strategy)) is not None]
             if fitting:
                 return self.settled(min(fitting, key=lambda f: f.us))
         raise CompileError(
@@ -101,27 +101,27 @@ class Search:
             f"smallest that was found; memory_limit is {self.limit}"
         )
 
-    def fits(self, found: Found) -> bool:
+    def fits(self, found: FittedPlan) -> bool:
         return found.placed.arena_bytes <= self.limit
 
-    def along(self, way: Way) -> Found | None:
-        """The first plan of a way that fits, or one with more scratch that also does."""
-        before: Found | None = None
-        for found in self.rungs(way):
+    def along(self, strategy: Strategy) -> FittedPlan | None:
+        """The first plan of a strategy that fits, or one with more scratch that also does."""
+        before: FittedPlan | None = None
+        for found in self.rungs(strategy):
             if self.fits(found):
                 return found if before is None else self.refined(found, min(before.most - 1, self.limit))
-            if not way.spared and not way.is_frugal:
+            if not strategy.spared and not strategy.is_frugal:
                 self._excess = (*self._excess, (found.made.scratch, found.placed.arena_bytes))
             before = found
         return None
 
-    def rungs(self, way: Way) -> Iterator[Found]:
+    def rungs(self, strategy: Strategy) -> Iterator[FittedPlan]:
         """Plans with ever less scratch, down to none or to the least that engines can do with."""
         scratch: int | None = None
-        most, exact = 0, way.exact
+        most, exact = 0, strategy.exact
         for number in range(RUNGS):
             try:
-                found = self.tried(way, scratch)
+                found = self.tried(strategy, scratch)
             except CompileError:
                 if scratch is None or scratch >= most - 1:
                     return
@@ -133,15 +133,15 @@ class Search:
                 return
             scratch = most - 1 if number < exact else 0
 
-    def refined(self, found: Found, high: int) -> Found:
-        """A faster plan of the same way with more scratch, up to `high` bytes, where one is found that fits too."""
+    def refined(self, found: FittedPlan, high: int) -> FittedPlan:
+        """A faster plan of the same strategy with more scratch, up to `high` bytes, where one fits too."""
         low = found.made.scratch or 0
         for _ in range(REFINED):
             if low >= high:
                 break
             middle = (low + high + 1) // 2
             try:
-                other = self.tried(found.way, middle)
+                other = self.tried(found.strategy, middle)
             except CompileError:
                 break
             if self.fits(other):
@@ -151,8 +151,8 @@ class Search:
                 high = min(middle, other.most) - 1
         return found
 
-    def tried(self, way: Way, scratch: int | None) -> Found:
-        """The plan of a way with so much scratch.  Raises CompileError where there is none."""
+    def tried(self, strategy: Strategy, scratch: int | None) -> FittedPlan:
+        """The plan of a strategy with so much scratch.  Raises CompileError where there is none."""
         problem, selector = self.problem, self.problem.selector
         selector.allow(self.limit, scratch, self._excess)
 
@@ -160,9 +160,9 @@ class Search:
             """Thousandths of written bytes; a microsecond counts as a byte, for covers that write as much."""
             return 1e-3 * region.written_bytes + 1e-3 * selector.estimate(engine, region)
 
-        price: Price | None = frugal if way.is_frugal else None
-        made = planned(problem, tuple(dict.fromkeys((*self.left_out, *way.spared))), price)
-        made = replace(made, spared=way.spared, scratch=scratch, arenas=self._excess)
+        price: Price | None = frugal if strategy.is_frugal else None
+        made = planned(problem, tuple(dict.fromkeys((*self.left_out, *strategy.spared))), price)
+        made = replace(made, spared=strategy.spared, scratch=scratch, arenas=self._excess)
         steps = steps_of(made, selector)
         placed = schedule(made.prepared, steps)
         self.least = placed.arena_bytes if self.least is None else min(self.least, placed.arena_bytes)
@@ -171,9 +171,9 @@ class Search:
             engine = engine_of(offer)
             measured = selector.timed.measured_us(engine, offer.region)
             us += selector.estimate(engine, offer.region) if measured is None else measured
-        self._last = Found(way, made, placed, us, max((s.workspace_bytes for s in steps), default=0))
+        self._last = FittedPlan(strategy, made, placed, us, max((s.workspace_bytes for s in steps), default=0))
         return self._last
 
-    def settled(self, found: Found) -> Found:
+    def settled(self, found: FittedPlan) -> FittedPlan:
         """The same plan, with the selector and all else that follows decisions left as they were when it was made."""
-        return found if found is self._last else self.tried(found.way, found.made.scratch)
+        return found if found is self._last else self.tried(found.strategy, found.made.scratch)

@@ -8,7 +8,7 @@ from typing import Any
 from graphdnn.engines.tune import Progress
 
 
-class Line:
+class ProgressLine:
     """A rich progress bar on standard error, drawn when there is first something to show."""
 
     def __init__(self) -> None:
@@ -51,6 +51,6 @@ def started() -> tuple[Any, Any]:
     return bar, task
 
 
-def watcher(wanted: bool | None) -> Line | None:
+def watcher(wanted: bool | None) -> ProgressLine | None:
     """What shows the progress where it is wanted: as told, else where standard error is a terminal."""
-    return Line() if wanted or (wanted is None and sys.stderr.isatty()) else None
+    return ProgressLine() if wanted or (wanted is None and sys.stderr.isatty()) else None

@@ -16,7 +16,7 @@ from graphdnn.runtime.loaded import Convert, LoadedGraph
 from graphdnn.runtime.schedule import Schedule
 
 
-class Running(Protocol):
+class ExecutionContext(Protocol):
     """What a context of either kind does, one call at a time."""
 
     lock: Lock
@@ -52,14 +52,14 @@ class Program:
         self.graph = graph
         self.schedule = placed
         self.device = device
-        self._new: Callable[[], Running]
+        self._new: Callable[[], ExecutionContext]
         if device.target.kind == "cpu":
             host = HostGraph(graph, placed)
             self._new = lambda: HostContext(host)
         else:
             loaded = LoadedGraph(graph, placed, cast(CudaDevice, device), convert)
             self._new = lambda: DeviceContext(loaded)
-        self._context: Running = self._new()
+        self._context: ExecutionContext = self._new()
 
     def __repr__(self) -> str:
         return f"<Program {self.graph.name} on {self.device.target}: {self.graph.signature}>"

@@ -71,7 +71,7 @@ def load(path: str | Path, target: str | Target | None = None, *, rebuild: bool 
     return compile(file.graph, machine, options)
 
 
-def opened(path: Path) -> File:
+def opened(path: Path) -> SavedFile:
     """A file's sections.  Raises SavedFileError saying which other file of graphdnn it is, or what is wrong with it."""
     kind = kind_of(path) if path.is_dir() or path.is_file() else Kind.EXECUTABLE
     if kind is not Kind.EXECUTABLE:
@@ -80,7 +80,7 @@ def opened(path: Path) -> File:
     for name in sections:
         if not NAME.fullmatch(name):
             raise SavedFileError(f"{path.name}: section {name} is none of a saved executable")
-    return File(path.name, sections)
+    return SavedFile(path.name, sections)
 
 
 def graph_in(path: Path) -> Graph:
@@ -89,7 +89,7 @@ def graph_in(path: Path) -> Graph:
 
 
 @dataclass(frozen=True)
-class File:
+class SavedFile:
     """The sections of one file, each understood when it is asked for."""
 
     who: str
@@ -194,7 +194,7 @@ def interface(graph: Graph, what: str) -> dict[str, tuple[object, ...]]:
     return {name: (type.shape, type.dtype, type.layout) for name, type in types.items()}
 
 
-def restore(file: File, machine: Target, device: Device, options: CompileOptions) -> Executable | Decline:
+def restore(file: SavedFile, machine: Target, device: Device, options: CompileOptions) -> Executable | Decline:
     """The executable with the plans of the file, or why one of them cannot be restored here."""
     engines = engines_for(machine.kind, options.disabled_engines)
     selector = Selector(engines, machine, options.policy(), limits=Limits(disabled=options.disabled_plans))
@@ -218,7 +218,7 @@ def restore(file: File, machine: Target, device: Device, options: CompileOptions
     return Executable(file.graph, LazyReport(lambda: report), program, compilation)
 
 
-def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
+def first_regions(file: SavedFile, regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
     """For each plan of the manifest a region that it runs.  Raises SavedFileError where two such are not alike."""
     found: dict[int, Region] = {}
     for region, number in zip(regions, numbers, strict=True):
@@ -232,7 +232,7 @@ def first_regions(file: File, regions: Sequence[Region], numbers: Sequence[int])
 
 
 def restored_plans(
-    file: File, regions: Sequence[Region], firsts: Sequence[Region], selector: Selector, device: Device
+    file: SavedFile, regions: Sequence[Region], firsts: Sequence[Region], selector: Selector, device: Device
 ) -> list[Chosen] | Decline:
     """The plans in the manifest's order, each run once on scratch memory, or why one of them does not come back.
 

@@ -18,7 +18,7 @@ import graphdnn as gd
 from graphdnn.answer import Code, Decline
 from graphdnn.compiler import compile_for
 from graphdnn.engines import answers, environment
-from graphdnn.engines.answers import ANSWERS, KIND, Notebook, entry_key, kept_in, remembered, structure
+from graphdnn.engines.answers import ANSWERS, KIND, StoredAnswers, answers_stored_in, entry_key, remembered, structure
 from graphdnn.engines.answers_file import UNCACHED, decode_answers, encode_answers
 from graphdnn.engines.contract import Policy, Support
 from graphdnn.engines.cublaslt import support as cublaslt
@@ -40,13 +40,13 @@ WORKED_OUT: list[str] = []
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that knows nothing, whose code is what is on disk, whatever is being edited meanwhile."""
     monkeypatch.setattr(answers, "is_as_loaded", lambda: True)
-    note = Notebook.note
+    note = StoredAnswers.note
 
-    def spied(self: Notebook, question: Any, region: Region, answer: Any, is_new: bool) -> None:
+    def spied(self: StoredAnswers, question: Any, region: Region, answer: Any, is_new: bool) -> None:
         WORKED_OUT.extend([region.key] if is_new else [])
         note(self, question, region, answer, is_new)
 
-    monkeypatch.setattr(Notebook, "note", spied)
+    monkeypatch.setattr(StoredAnswers, "note", spied)
     forget()
     yield
     ANSWERS.clear()
@@ -87,12 +87,12 @@ def test_another_process_works_nothing_out_and_says_the_same(tmp_path: Path) -> 
 
 SCRIPT = """
 import sys, graphdnn as gd
-from graphdnn.engines.answers import Notebook
-note, asked = Notebook.note, [0, 0]
+from graphdnn.engines.answers import StoredAnswers
+note, asked = StoredAnswers.note, [0, 0]
 def counted(self, question, region, answer, is_new):
     asked[is_new] += 1
     note(self, question, region, answer, is_new)
-Notebook.note = counted
+StoredAnswers.note = counted
 g = gd.GraphBuilder("block")
 x, w = g.input("x", (4, 64, 64), gd.float16), g.input("w", (64, 64), gd.float16)
 graph = g.build({"y": g.layer_norm(g.relu(g.matmul(x, w)) + x)})
@@ -118,11 +118,11 @@ def test_real_processes_share_the_folder(tmp_path: Path) -> None:
 def test_what_this_process_knows_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, graph = Shelf(), net()
     for _ in range(3):
-        with kept_in(shelf, graph, H200, Policy()):
+        with answers_stored_in(shelf, graph, H200, Policy()):
             gd.compile(graph, H200)
     assert shelf.calls == {("get", KIND): 1, ("put", KIND): 1}
     forget()
-    with kept_in(shelf, graph, H200, Policy()):
+    with answers_stored_in(shelf, graph, H200, Policy()):
         gd.compile(graph, H200)
     assert shelf.calls == {("get", KIND): 2, ("put", KIND): 1}
 
@@ -146,16 +146,16 @@ def test_a_no_in_other_words_is_not_recalled() -> None:
     shelf, no, yes = Shelf(), Decline(Code.OP, "%y: no"), Support(1.0, "float32")
     first, other = softmax("y"), softmax("z")
     assert first.key == other.key
-    written = Notebook(shelf, lambda: "key")
+    written = StoredAnswers(shelf, lambda: "key")
     written.note(("a", "h200", first.key), first, no, True)
     written.note(("b", "h200", first.key), first, yes, True)
     written.close()
-    found = Notebook(shelf, lambda: "key")
+    found = StoredAnswers(shelf, lambda: "key")
     assert [found.recall(("a", "h200", r.key), r) for r in (first, other)] == [no, None]
     assert [found.recall(("b", "h200", r.key), r) for r in (first, other)] == [yes, yes]
     found.note(("a", "h200", other.key), other, replace(no, reason="%z: no"), True)
     found.close()
-    both = Notebook(shelf, lambda: "key")
+    both = StoredAnswers(shelf, lambda: "key")
     assert [str(both.recall(("a", "h200", r.key), r)) for r in (first, other)] == ["%y: no", "%z: no"]
 
 
@@ -195,7 +195,7 @@ def test_a_device_keeps_answers_in_its_store(with_engines: Callable[..., None]) 
     assert not WORKED_OUT
     forget()
     on_a_device(shelf, cache_dir="")
-    assert not WORKED_OUT, "no notebook"
+    assert not WORKED_OUT, "nothing is stored"
     assert shelf.calls["get", KIND] == 2
 
 
@@ -225,7 +225,7 @@ def test_a_library_that_went_away_is_missed(monkeypatch: pytest.MonkeyPatch) -> 
     for is_there in (True, False, True):
         forget()
         monkeypatch.setattr(cublaslt.importlib.util, "find_spec", lambda name, found=is_there: found or None)
-        with kept_in(shelf, graph, here, Policy()):
+        with answers_stored_in(shelf, graph, here, Policy()):
             answer = engine.supports(region, here, Policy())
         assert isinstance(answer, Support) is is_there
         assert is_there or (isinstance(answer, Decline) and answer.code is Code.SETUP)
@@ -372,10 +372,10 @@ def test_an_entry_has_no_more_than_is_kept(tmp_path: Path, monkeypatch: pytest.M
         assert len(decode_answers(content or b"") or ()) == most
 
 
-def test_a_compilation_that_fails_leaves_no_notebook(tmp_path: Path) -> None:
+def test_a_compilation_that_fails_stores_no_answers(tmp_path: Path) -> None:
     with pytest.raises(gd.CompileError):
         compiled(net(), tmp_path, disabled_engines=("cudnn", "cublaslt", "nvrtc"))
-    assert answers.NOTEBOOK.get() is None
+    assert answers.STORED.get() is None
 
 
 def test_the_code_that_answers_is_in_the_key() -> None:

@@ -11,7 +11,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Code, Decline, Fix
 from graphdnn.engines.contract import Candidate, Policy
-from graphdnn.engines.records import Found, TuningRecords
+from graphdnn.engines.records import TuningRecord, TuningRecords
 from graphdnn.engines.trial import Limits, Tried
 from graphdnn.ir.region import Region
 from graphdnn.target import Target
@@ -39,14 +39,14 @@ def region(width: int = 3) -> Region:
     return Region.of(graph, list(graph.nodes))
 
 
-def kept() -> tuple[TuningRecords, Memory, Region, Found]:
+def kept() -> tuple[TuningRecords, Memory, Region, TuningRecord]:
     one, store = region(), Memory()
     plans = (
         Tried(Candidate("one", one, "a", 64, "float32", notes=("quick",)), "slower", measured_us=2.5),
         Tried(Candidate("one", one, "b", 0, "tf32", deterministic=False), "wrong", "3 of 6 elements differ"),
     )
     fix = Fix("x", "dtype", "float32", "float16")
-    found = Found({"one": plans}, {"one": Decline(Code.DTYPE, "no plan", fix)}, "a remark")
+    found = TuningRecord({"one": plans}, {"one": Decline(Code.DTYPE, "no plan", fix)}, "a remark")
     records = TuningRecords(store, Target.cpu(), Policy(), Limits())
     records.keep(one, found)
     return records, store, one, found

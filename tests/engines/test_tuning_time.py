@@ -23,7 +23,7 @@ from graphdnn.engines.choose import Selector
 from graphdnn.engines.tune import Progress
 from graphdnn.ir.region import Region
 from graphdnn.planning import session
-from graphdnn.planning.progress import Line
+from graphdnn.planning.progress import ProgressLine
 from graphdnn.report.model import CompileReport
 from tests.engines.compiled import compiled
 from tests.engines.scripted import Act, Clock, Scripted
@@ -187,7 +187,7 @@ def test_ctrl_c_keeps_what_is_known(clock: Clock, with_engines: Any) -> None:
 def test_the_bar_shows_region_candidates_best_and_budget(
     clock: Clock, with_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Drawn(Line):
+    class Drawn(ProgressLine):
         """Draws whatever it is told, which else happens some times a second."""
 
         def show(self, progress: Progress) -> None:

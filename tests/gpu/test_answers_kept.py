@@ -10,7 +10,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.engines import answers
-from graphdnn.engines.answers import ANSWERS, KIND, Notebook
+from graphdnn.engines.answers import ANSWERS, KIND, StoredAnswers
 from graphdnn.runtime.cache import DiskStore
 
 pytestmark = pytest.mark.gpu
@@ -24,14 +24,14 @@ def test_a_warm_compile_works_no_answer_out(tmp_path: Path, monkeypatch: pytest.
     graph = g.build({"y": g.softmax(g.matmul(rows, g.constant(np.eye(1024, dtype=np.float16))))})
     options = gd.CompileOptions(cache_dir=str(tmp_path))
     worked_out: list[bool] = []
-    note = Notebook.note
+    note = StoredAnswers.note
 
-    def spied(self: Notebook, question: Any, region: Any, answer: Any, is_new: bool) -> None:
+    def spied(self: StoredAnswers, question: Any, region: Any, answer: Any, is_new: bool) -> None:
         worked_out.append(is_new)
         note(self, question, region, answer, is_new)
 
     monkeypatch.setattr(answers, "is_as_loaded", lambda: True)
-    monkeypatch.setattr(Notebook, "note", spied)
+    monkeypatch.setattr(StoredAnswers, "note", spied)
     ANSWERS.clear()
     cold = gd.compile(graph, "cuda", options).report
     assert any(worked_out)

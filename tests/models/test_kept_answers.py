@@ -11,7 +11,7 @@ import graphdnn as gd
 from examples.models import bert, llama, resnet, unet
 from examples.models.convolutional import half_rounded
 from graphdnn.engines import answers
-from graphdnn.engines.answers import KIND, Answers, Notebook
+from graphdnn.engines.answers import KIND, Answers, StoredAnswers
 from graphdnn.engines.answers_file import Answer, decode_answers
 from graphdnn.ir.region import Region
 from graphdnn.runtime.cache import DiskStore
@@ -34,14 +34,14 @@ def test_all_answers_come_back(model: str, dtype: gd.DType, tmp_path: Path, monk
     monkeypatch.setattr(answers, "ANSWERS", Answers())
     graph, options = MODELS[model](dtype), gd.CompileOptions(cache_dir=str(tmp_path))
     given: dict[answers.AnswerKey, Answer] = {}
-    note = Notebook.note
+    note = StoredAnswers.note
 
-    def spied(self: Notebook, question: answers.Question, region: Region, answer: Answer, is_new: bool) -> None:
+    def spied(self: StoredAnswers, question: answers.Question, region: Region, answer: Answer, is_new: bool) -> None:
         given[*question, answers.wording_of(answer, region)] = answer
         worked_out.append(is_new)
         note(self, question, region, answer, is_new)
 
-    monkeypatch.setattr(Notebook, "note", spied)
+    monkeypatch.setattr(StoredAnswers, "note", spied)
     worked_out: list[bool] = []
     first = gd.compile(graph, H200, options).report
     (entry,) = DiskStore(tmp_path).entries()

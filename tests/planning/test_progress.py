@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from graphdnn.engines.tune import Progress
-from graphdnn.planning.progress import Line, watcher
+from graphdnn.planning.progress import ProgressLine, watcher
 
 
 class Terminal(io.StringIO):
@@ -32,7 +32,7 @@ def test_it_says_region_candidates_best_time_and_budget(monkeypatch: pytest.Monk
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
-    line = Line()
+    line = ProgressLine()
     line.show(Progress("conv+bias[relu]", 2, 7, "cudnn eng4_k24=2", 3, 24, 51.13, 8.0))
     line._bar.refresh()
     line.close()
@@ -44,5 +44,5 @@ def test_it_says_region_candidates_best_time_and_budget(monkeypatch: pytest.Monk
 def test_nothing_is_drawn_where_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
-    Line().close()
+    ProgressLine().close()
     assert not out.getvalue()

@@ -265,7 +265,7 @@ def family(anatomy: Anatomy) -> str:
 
 
 @dataclass(frozen=True)
-class Work:
+class AnchorTime:
     """What one anchor takes, in microseconds: its arithmetic, and the kernels that convert tensors around it.
 
     Where the plan that heuristics put first is slower than the best one, `first_us` is the arithmetic of that plan.
@@ -279,10 +279,10 @@ class Work:
 
 def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     """The answer for a region that cuDNN takes: the larger of its arithmetic and its bytes, and what comes on top."""
-    region, works = anatomy.region, [work_of(node, anatomy, target, policy) for node in anatomy.anchors]
-    notes = [note for work in works for note in work.notes]
-    arithmetic = sum(work.arithmetic_us for work in works)
-    is_double = len(works) == 2
+    region, times = anatomy.region, [time_of(node, anatomy, target, policy) for node in anatomy.anchors]
+    notes = [note for time in times for note in time.notes]
+    arithmetic = sum(time.arithmetic_us for time in times)
+    is_double = len(times) == 2
     if is_double:
         arithmetic /= TWO_PRODUCTS
         notes.append("plans of two products differ tenfold, and the one that heuristics put first may be the slowest")
@@ -292,10 +292,10 @@ def estimate(anatomy: Anatomy, target: Target, policy: Policy) -> Support:
     pace, kernel_us = memory_pace(anatomy, target)
     residual = residual_bytes(anatomy)
     memory = 1e6 * (region.read_bytes + region.written_bytes - residual) / pace
-    fixed = kernel_us + (sum(work.converting_us for work in works) + target.launch_us)
+    fixed = kernel_us + (sum(time.converting_us for time in times) + target.launch_us)
     fixed += RESIDUAL_US + 1e6 * residual / pace if residual else 0.0
     best = fixed + max(arithmetic + epilogue_us(anatomy, target), memory)
-    first = [work.first_us for work in works if work.first_us is not None]
+    first = [time.first_us for time in times if time.first_us is not None]
     untimed = fixed + sum(first) if first else None
     return Support(
         best,
@@ -327,36 +327,36 @@ def memory_pace(anatomy: Anatomy, target: Target) -> tuple[float, float]:
     return target.bandwidth * share, fixed
 
 
-def work_of(node: Node, anatomy: Anatomy, target: Target, policy: Policy) -> Work:
+def time_of(node: Node, anatomy: Anatomy, target: Target, policy: Policy) -> AnchorTime:
     """What one anchor takes.  Norms have no arithmetic to speak of."""
     if isinstance(node.op, CONVOLUTIONS):
-        return convolution_work(node, anatomy, target, policy)
+        return convolution_time(node, anatomy, target, policy)
     if isinstance(node.op, MatMul):
-        return Work(tiled_us(product_of(node), target, matrix_rate(node, target, policy)))
-    return Work(attention_us(node, target)) if isinstance(node.op, Attention) else Work()
+        return AnchorTime(tiled_us(product_of(node), target, matrix_rate(node, target, policy)))
+    return AnchorTime(attention_us(node, target)) if isinstance(node.op, Attention) else AnchorTime()
 
 
-def convolution_work(node: Node, anatomy: Anatomy, target: Target, policy: Policy) -> Work:
+def convolution_time(node: Node, anatomy: Anatomy, target: Target, policy: Policy) -> AnchorTime:
     """A convolution with the kernels that convert its tensors; other kernels for narrow groups and without TF32."""
     is_ieee, kind = ieee_float32(node, policy), engine_class(anatomy)
     if is_ieee and kind == "conv+pointwise":
         note = "cuDNN's one engine that does this without TF32 is 30 times slower than others"
-        work = Work(ieee_epilogue_us(node), notes=(note,))
+        time = AnchorTime(ieee_epilogue_us(node), notes=(note,))
     else:
         converting, notes = ieee_conversion(node, target) if is_ieee else conversion(anatomy, target)
-        work = Work(convolution_us(node, target, policy), converting, notes=notes)
+        time = AnchorTime(convolution_us(node, target, policy), converting, notes=notes)
     if has_few_channels(node):
-        return few_channels(work, node, anatomy, target)
+        return few_channels(time, node, anatomy, target)
     if not is_narrow(node):
-        return work
-    notes = (*work.notes, "cuDNN's fused kernels for narrow groups are 8 to 16 times slower than others")
+        return time
+    notes = (*time.notes, "cuDNN's fused kernels for narrow groups are 8 to 16 times slower than others")
     if kind == "conv+bias":
-        return replace(work, notes=notes)
+        return replace(time, notes=notes)
     best = 1e6 * node.flops / BARE_DEPTHWISE_RATE
-    return replace(work, arithmetic_us=best, first_us=work.arithmetic_us, notes=notes)
+    return replace(time, arithmetic_us=best, first_us=time.arithmetic_us, notes=notes)
 
 
-def few_channels(work: Work, node: Node, anatomy: Anatomy, target: Target) -> Work:
+def few_channels(time: AnchorTime, node: Node, anatomy: Anatomy, target: Target) -> AnchorTime:
     """A convolution of halves on fewer than 8 channels."""
     assert isinstance(node.op, Conv)
     (_, channels, *extents), kernel = node.operands[0].type.shape, node.operands[1].type.shape[2:]
@@ -364,12 +364,12 @@ def few_channels(work: Work, node: Node, anatomy: Anatomy, target: Target) -> Wo
     if stem_us is not None and node.op.stride == (2, 2) and min(extents) >= STEM_EXTENT:
         pace, _ = memory_pace(anatomy, target)
         memory = 1e6 * (anatomy.region.read_bytes + anatomy.region.written_bytes) / pace
-        return replace(work, arithmetic_us=max(work.arithmetic_us, stem_us + memory))
+        return replace(time, arithmetic_us=max(time.arithmetic_us, stem_us + memory))
     product = product_of(node)
     count = 2 * product.m * max(product.n, FEW_COLUMNS) * product.k
     best, first = (FEW_US + 1e6 * count / rate for rate in (FEW_RATE, FEW_FIRST_RATE))
     note = "cuDNN's plans for fewer than 8 channels differ tenfold, and the one that heuristics put first may be slow"
-    return replace(work, arithmetic_us=best, first_us=first, notes=(*work.notes, note))
+    return replace(time, arithmetic_us=best, first_us=first, notes=(*time.notes, note))
 
 
 def conversion(anatomy: Anatomy, target: Target) -> tuple[float, tuple[str, ...]]:

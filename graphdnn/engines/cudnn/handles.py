@@ -18,7 +18,7 @@ NONE = -1
 
 
 @dataclass
-class Held:
+class LentHandle:
     """A handle and the stream it was last given."""
 
     handle: int
@@ -32,10 +32,10 @@ class Lifetime:
 class Handles(threading.local):
     """This thread's handles by device ordinal."""
 
-    _free: defaultdict[int, deque[Held]] = defaultdict(deque)  # noqa: RUF012 - shared by all threads is what is meant
+    _free: defaultdict[int, deque[LentHandle]] = defaultdict(deque)  # noqa: RUF012 - shared by all threads is what is meant
 
     def __init__(self) -> None:
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, LentHandle] = {}
         self._lifetime = Lifetime()
         weakref.finalize(self._lifetime, give_back, self._held, self._free).atexit = False
 
@@ -51,7 +51,7 @@ class Handles(threading.local):
             held.stream = stream
         return held.handle
 
-    def _lend(self, ordinal: int) -> Held:
+    def _lend(self, ordinal: int) -> LentHandle:
         try:
             return self._free[ordinal].pop()
         except IndexError:
@@ -59,10 +59,10 @@ class Handles(threading.local):
 
             # This thread's first plan may be put into a capture of its caller's; nothing of a handle's is put there.
             with relaxed():
-                return Held(cudnn.create_handle(), NONE)
+                return LentHandle(cudnn.create_handle(), NONE)
 
 
-def give_back(held: dict[int, Held], free: defaultdict[int, deque[Held]]) -> None:
+def give_back(held: dict[int, LentHandle], free: defaultdict[int, deque[LentHandle]]) -> None:
     """Leaves a thread's handles to others."""
     for ordinal, one in held.items():
         free[ordinal].append(one)

@@ -23,7 +23,7 @@ from graphdnn.ir.types import DType, TensorType, aligned_strides
 Handle = Any
 """A tensor of the frontend."""
 
-Rule = Callable[["Emit", Node], tuple[Handle, ...]]
+Rule = Callable[["Emitter", Node], tuple[Handle, ...]]
 """Adds one node's operations and returns the tensors of its results."""
 
 RULES: dict[type[Op], Rule] = {}
@@ -69,7 +69,7 @@ class Lowering:
 
 
 @dataclass
-class Emit:
+class Emitter:
     """The operation graph in the making."""
 
     cudnn: Any
@@ -189,7 +189,7 @@ def _lowered(cudnn: Any, region: Region, frame: Frame, context: dict[str, Any]) 
         compute_data_type=cudnn.data_type.FLOAT,
         **context,
     )
-    emit = Emit(cudnn, graph, region, frame)
+    emit = Emitter(cudnn, graph, region, frame)
     for node in region.nodes:
         results = RULES[type(node.op)](emit, node)
         emit.handles.update(zip(node.results, results, strict=True))

@@ -37,7 +37,7 @@ def overlapped_blocks(target: Target) -> int:
     return 2 * target.sm_count if target.compute_capability >= OVERLAPPING else 0
 
 
-class Packed(threading.local):
+class LaunchArguments(threading.local):
     """Argument values of one kernel and the array of pointers to them that the driver reads; one a thread.
 
     `config` says of a programmatic launch what the arguments of a plain one do.
@@ -72,7 +72,7 @@ class Launch:
         self.entry = kernel.entry
         self.function = function
         self.shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
-        self.packed = Packed(len(kernel.arguments), self.shape, is_programmatic)
+        self.arguments = LaunchArguments(len(kernel.arguments), self.shape, is_programmatic)
         self.from_buffers = tuple((i, a.index) for i, a in enumerate(kernel.arguments) if isinstance(a, Buffer))
         self.from_scratch = tuple((i, a.offset) for i, a in enumerate(kernel.arguments) if not isinstance(a, Buffer))
 
@@ -107,18 +107,18 @@ class NvrtcPlan:
     def enqueue(self, addresses: Sequence[int], stream: int, workspace: int) -> None:
         """Puts the kernels on a stream.  Raises ExecutionError when the driver refuses one."""
         for launch in self._launches:
-            packed = launch.packed
-            values = packed.values
+            arguments = launch.arguments
+            values = arguments.values
             for slot, index in launch.from_buffers:
                 values[slot] = addresses[index]
             for slot, offset in launch.from_scratch:
                 values[slot] = workspace + offset
-            config = packed.config
+            config = arguments.config
             if config is None:
-                (status,) = self._launch_kernel(launch.function, *launch.shape, stream, packed.address, 0)
+                (status,) = self._launch_kernel(launch.function, *launch.shape, stream, arguments.address, 0)
             else:
                 config.hStream = stream
-                (status,) = self._launch_programmatically(config, launch.function, packed.address, 0)
+                (status,) = self._launch_programmatically(config, launch.function, arguments.address, 0)
             if status:
                 raise error_of(int(status))(
                     f"generated kernel {launch.entry} of {self.name}: the driver refused the launch with {status.name}"

@@ -54,7 +54,7 @@ SCATTERED = Efficiency(bandwidth=0.2)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PointwiseWork:
     """What a region has to compute, before it is decided how it is walked: the space, the work, and for each output
     where it goes, along which axes, and its expression."""
 
@@ -89,7 +89,7 @@ def domain(region: Region) -> Value:
 
 
 @cached_for_last
-def wanted(region: Region) -> Wanted | Decline:
+def pointwise_work(region: Region) -> PointwiseWork | Decline:
     """The work of a region, or why one walk cannot do it.
 
     An axis of the space is split where a reshape inside needs it; each split makes axes smaller, so this ends.
@@ -103,7 +103,7 @@ def wanted(region: Region) -> Wanted | Decline:
             results = tuple(demand(v, places[v]) for v in region.outputs)
             targets = tuple(demand.located(v, places[v]) for v in region.outputs)
             covered = tuple(frozenset(axis for run in places[v] for axis in run.axes) for v in region.outputs)
-            return Wanted(grid, demand, targets, covered, results)
+            return PointwiseWork(grid, demand, targets, covered, results)
         except Misplaced as misplaced:
             if not isinstance(misplaced.cause, Cut):
                 return misplaced.cause
@@ -115,14 +115,14 @@ def takes(region: Region) -> Decline | None:
         return Decline(Code.PATTERN, f"{region.nodes[0]} moves elements and nothing is computed with them")
     if region.even is not None:
         return None
-    found = wanted(region)
+    found = pointwise_work(region)
     return found if isinstance(found, Decline) else None
 
 
 @cached_for_last
 def plan_walk(region: Region, target: Target) -> Walk:
     """Decides index space, vector width and loads of a region that `takes` accepted."""
-    found = wanted(region)
+    found = pointwise_work(region)
     assert not isinstance(found, Decline)
     demand, extents = found.demand, found.grid.extents
     located = [*demand.loads, *found.targets]

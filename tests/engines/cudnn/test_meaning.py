@@ -17,7 +17,7 @@ import graphdnn.engines.cudnn.rules
 from graphdnn.answer import Decline
 from graphdnn.engines.check import POSITIVE
 from graphdnn.engines.cudnn.anatomy import Anatomy
-from graphdnn.engines.cudnn.lower import RULES, Emit
+from graphdnn.engines.cudnn.lower import RULES, Emitter
 from graphdnn.engines.cudnn.rules.pointwise import DECLINED, TWO_SIDED
 from graphdnn.ir.graph import Value
 from graphdnn.ir.ops.linear import Conv, MatMul
@@ -175,7 +175,7 @@ def told(region: Region, arrays: Mapping[str, Array]) -> dict[Value, Tensor]:
         value.type.strided(memories[value.name])[...] = arrays[value.name]
     frame = Anatomy(region).frame
     assert not isinstance(frame, Decline)
-    emit = Emit(cudnn, Graph(memories), region, frame)
+    emit = Emitter(cudnn, Graph(memories), region, frame)
     for node in region.nodes:
         emit.handles.update(zip(node.results, RULES[type(node.op)](emit, node), strict=True))
         emit.narrow(node)

@@ -11,7 +11,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.answer import Decline
 from graphdnn.engines.nvrtc.engine import family_of
-from graphdnn.engines.nvrtc.launch import Packed, overlapped_blocks, programmatic
+from graphdnn.engines.nvrtc.launch import LaunchArguments, overlapped_blocks, programmatic
 from graphdnn.ir.region import Region
 from tests.ir.samples import SAMPLES, Sample
 
@@ -43,4 +43,4 @@ def test_the_configuration_says_what_a_plain_launch_would() -> None:
     (attribute,) = config.attrs
     assert attribute.id.name == "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
     assert attribute.value.programmaticStreamSerializationAllowed == 1
-    assert Packed(1, (1,) * 7, is_programmatic=False).config is None
+    assert LaunchArguments(1, (1,) * 7, is_programmatic=False).config is None

@@ -14,7 +14,7 @@ from graphdnn.engines.nvrtc.demand import MOST_PARTS
 from graphdnn.engines.nvrtc.engine import NvrtcEngine
 from graphdnn.engines.nvrtc.group import Access
 from graphdnn.engines.nvrtc.places import Cut, Grid, Place, Run, covers, operand_place, reshaped
-from graphdnn.engines.nvrtc.pointwise import in_place, plan_walk, wanted
+from graphdnn.engines.nvrtc.pointwise import in_place, plan_walk, pointwise_work
 from graphdnn.ir.graph import Value
 from graphdnn.ir.types import Array, row_major
 from graphdnn.target import Target
@@ -91,7 +91,7 @@ def test_strides_read_what_numpy_reads(move: Moves) -> None:
     """A view of numbered elements, found by strides, offset and bounds of the one load."""
     g = gd.GraphBuilder()
     graph = g.build({"y": g.identity(move(g, g.input("x", (4, 6, 12), gd.float32)))})
-    found = wanted(whole(graph, row_major))
+    found = pointwise_work(whole(graph, row_major))
     assert not isinstance(found, Decline)
     ((load, _),) = found.demand.loads.items()
     assert not load.bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphdnn.engines.cudnn.frames import Description, canonical_strides
-from graphdnn.engines.cudnn.lower import Emit, Handle, rule
+from graphdnn.engines.cudnn.lower import Emitter, Handle, rule
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.types import float32
@@ -15,7 +15,7 @@ ARGUMENTS = {"q": "q", "k": "k", "v": "v", "bias": "bias", "q_lengths": "seq_len
 
 
 @rule(Attention)
-def attention(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def attention(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """o and, where asked for, the log-sum-exp as (B, H, Sq, 1)."""
     op = node.op
     assert isinstance(op, Attention)
@@ -35,7 +35,7 @@ def attention(emit: Emit, node: Node) -> tuple[Handle, ...]:
     return (o, stats.set_data_type(emit.dtype(float32)))
 
 
-def band(emit: Emit, op: Attention, sq: int, skv: int) -> dict[str, Any]:
+def band(emit: Emitter, op: Attention, sq: int, skv: int) -> dict[str, Any]:
     """Causal flag and window as bounds of a band: the frontend's left bound is exclusive, ours is inclusive."""
     low, high = op.bounds(sq, skv)
     corner = "BOTTOM_RIGHT" if op.causal == "bottom_right" else "TOP_LEFT"

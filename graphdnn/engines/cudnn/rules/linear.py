@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphdnn.engines.cudnn.frames import Frame, Ints, Matrix
-from graphdnn.engines.cudnn.lower import Emit, Handle, rule
+from graphdnn.engines.cudnn.lower import Emitter, Handle, rule
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.linear import Conv, MatMul
 
 
 @rule(Conv)
-def conv(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def conv(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """The groups follow from the channels of x and w."""
     op = node.op
     assert isinstance(op, Conv)
@@ -30,7 +30,7 @@ def conv(emit: Emit, node: Node) -> tuple[Handle, ...]:
 
 
 @rule(MatMul)
-def matmul(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def matmul(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """Both operands in the region's frame, their batch axes against the result's."""
     a, b = (
         emit.read(node, index, emit.place(value.type, shape, full))

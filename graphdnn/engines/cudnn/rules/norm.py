@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from graphdnn.engines.cudnn.frames import Description
-from graphdnn.engines.cudnn.lower import Emit, Handle, rule
+from graphdnn.engines.cudnn.lower import Emitter, Handle, rule
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.norm import InstanceNorm, LayerNorm, RmsNorm
 
 
 @rule(LayerNorm)
-def layer_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def layer_norm(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """In inference phase, so that no statistics are stored."""
     op = node.op
     assert isinstance(op, LayerNorm)
@@ -25,7 +25,7 @@ def layer_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
 
 
 @rule(RmsNorm)
-def rms_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def rms_norm(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     op = node.op
     assert isinstance(op, RmsNorm)
     y, _ = emit.graph.rmsnorm(
@@ -39,7 +39,7 @@ def rms_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
 
 
 @rule(InstanceNorm)
-def instance_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def instance_norm(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     op = node.op
     assert isinstance(op, InstanceNorm)
     rank = node.result.type.rank
@@ -54,7 +54,7 @@ def instance_norm(emit: Emit, node: Node) -> tuple[Handle, ...]:
     return (y,)
 
 
-def parameter(emit: Emit, node: Node, index: int, rank: int = 4) -> Handle:
+def parameter(emit: Emitter, node: Node, index: int, rank: int = 4) -> Handle:
     """Scale or bias as (1, C, 1, ...)."""
     size = node.operands[index].type.size
     ones = (1,) * (rank - 2)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphdnn.engines.cudnn.frames import Rows
-from graphdnn.engines.cudnn.lower import Emit, Handle, rule
+from graphdnn.engines.cudnn.lower import Emitter, Handle, rule
 from graphdnn.ir.graph import Node, Value
 from graphdnn.ir.ops.pointwise import Bias, Cast, Elementwise, Pointwise, Select
 from graphdnn.ir.region import Region
@@ -64,22 +64,22 @@ MIRRORED: dict[str, str] = {
 }
 """The function that gives the same with its two operands exchanged: a broadcast operand may not stand first."""
 
-Composed = Callable[[Emit, list[Handle], tuple[Any, ...]], Handle]
+Composed = Callable[[Emitter, list[Handle], tuple[Any, ...]], Handle]
 
 
-def _sub_from_small(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _sub_from_small(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """a - b with a the smaller operand: -b + a."""
     a, b = operands
     return emit.graph.add(emit.graph.neg(b), a)
 
 
-def _div_into_small(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _div_into_small(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """a / b with a the smaller operand: 1 / b * a."""
     a, b = operands
     return emit.graph.mul(emit.graph.reciprocal(b), a)
 
 
-def _add_square_small(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _add_square_small(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     a, b = operands
     return emit.graph.add(emit.graph.mul(b, b), a)
 
@@ -88,23 +88,23 @@ SMALL_FIRST: dict[str, Composed] = {"sub": _sub_from_small, "div": _div_into_sma
 """How functions that are in no way symmetric are told when their first operand is the smaller one."""
 
 
-def _square(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _square(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     return emit.graph.mul(operands[0], operands[0])
 
 
-def _silu(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _silu(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     return emit.graph.swish(operands[0], swish_beta=1.0)
 
 
-def _swish(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _swish(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     return emit.graph.swish(operands[0], swish_beta=parameters[0])
 
 
-def _leaky_relu(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _leaky_relu(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     return emit.graph.leaky_relu(operands[0], negative_slope=parameters[0])
 
 
-def _clip(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _clip(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """As relu's clips where the lower bound is 0; else by max and min with scalars."""
     (x,), (low, high) = operands, parameters
     if low == 0:
@@ -115,17 +115,17 @@ def _clip(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Ha
     return x if high is None else emit.graph.min(x, emit.scalar(high, rank))
 
 
-def _hard_sigmoid(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _hard_sigmoid(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     rank = rank_of(operands[0])
     scaled = emit.graph.mul(operands[0], emit.scalar(1 / 6, rank))
     return emit.graph.relu(emit.graph.add(scaled, emit.scalar(0.5, rank)), lower_clip=0.0, upper_clip=1.0)
 
 
-def _hard_swish(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _hard_swish(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     return emit.graph.mul(operands[0], _hard_sigmoid(emit, operands, parameters))
 
 
-def _elu(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _elu(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """The frontend's alpha is 1: max(x, 0) + alpha * (exp(min(x, 0)) - 1) for others."""
     (x,), (alpha,) = operands, parameters
     if alpha == 1:
@@ -136,7 +136,7 @@ def _elu(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Han
     return emit.graph.add(emit.graph.relu(x), shifted)
 
 
-def _softplus(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _softplus(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """The frontend's beta is 1: softplus(beta x) / beta for others."""
     (x,), (beta,) = operands, parameters
     if beta == 1:
@@ -146,32 +146,32 @@ def _softplus(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -
     return emit.graph.mul(scaled, emit.scalar(1 / beta, rank))
 
 
-def _tanh_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _tanh_backward(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """dy - dy * y * y; the frontend's form wants x where ours has y = tanh(x)."""
     dy, y = operands
     return emit.graph.sub(dy, emit.graph.mul(dy, emit.graph.mul(y, y)))
 
 
-def _sigmoid_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _sigmoid_backward(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """dy * y - dy * y * y; the frontend's form wants x where ours has y = sigmoid(x)."""
     dy, y = operands
     product = emit.graph.mul(dy, y)
     return emit.graph.sub(product, emit.graph.mul(product, y))
 
 
-def _silu_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _silu_backward(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     return emit.graph.swish_backward(operands[0], operands[1], swish_beta=1.0)
 
 
-def _swish_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _swish_backward(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     return emit.graph.swish_backward(operands[0], operands[1], swish_beta=parameters[0])
 
 
-def _leaky_relu_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _leaky_relu_backward(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     return emit.graph.leaky_relu_backward(operands[0], operands[1], negative_slope=parameters[0])
 
 
-def _elu_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _elu_backward(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """dy above 0, dy * alpha * exp(x) elsewhere."""
     (dy, x), (alpha,) = operands, parameters
     rank = rank_of(x)
@@ -180,7 +180,7 @@ def _elu_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...
     return emit.graph.binary_select(emit.graph.mul(dy, slope), dy, outside)
 
 
-def _softplus_backward(emit: Emit, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
+def _softplus_backward(emit: Emitter, operands: list[Handle], parameters: tuple[Any, ...]) -> Handle:
     """dy * sigmoid(beta x)."""
     (dy, x), (beta,) = operands, parameters
     scaled = x if beta == 1 else emit.graph.mul(x, emit.scalar(beta, rank_of(x)))
@@ -254,7 +254,7 @@ def rank_of(handle: Handle) -> int:
 
 
 @rule(Pointwise, Bias)
-def pointwise(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def pointwise(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """One function of its operands, the one of full size first."""
     assert isinstance(node.op, Elementwise)
     function = node.op.function
@@ -277,7 +277,7 @@ def pointwise(emit: Emit, node: Node) -> tuple[Handle, ...]:
     return (made,)
 
 
-def changes_places(emit: Emit, node: Node) -> bool:
+def changes_places(emit: Emitter, node: Node) -> bool:
     """Whether the second operand must be told first: the first is the smaller one, or, in the chain of operations
     around a norm, the one that comes from outside.
     """
@@ -287,12 +287,12 @@ def changes_places(emit: Emit, node: Node) -> bool:
 
 
 @rule(Cast)
-def cast(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def cast(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """The operand stored in the other type, in memory or not: the rounding is part of the graph."""
     return (copy(emit, node).set_data_type(emit.dtype(node.result.type.dtype)),)
 
 
-def copy(emit: Emit, node: Node) -> Handle:
+def copy(emit: Emitter, node: Node) -> Handle:
     """The operand as another tensor: by an identity, or as its product with 1 where the operand is needed again.
 
     Behind an identity to float32, engines 4 and 7 of products and convolutions lose the tensor that it reads: what else
@@ -310,7 +310,7 @@ def is_needed_again(region: Region, value: Value) -> bool:
 
 
 @rule(Select)
-def select(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def select(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """The condition is the mask."""
     condition, a, b = (emit.operand(node, i) for i in range(3))
     return (emit.graph.binary_select(a, b, condition, name=node.name),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphdnn.engines.cudnn.lower import Emit, Handle, rule
+from graphdnn.engines.cudnn.lower import Emitter, Handle, rule
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.reduction import Reduce, reduced_shape
 
@@ -11,7 +11,7 @@ REDUCTION: dict[str, str] = {"sum": "ADD", "mean": "AVG", "max": "MAX", "min": "
 
 
 @rule(Reduce)
-def reduce(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def reduce(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """The result's extents and strides are ours to set; it is accumulated in float32."""
     op = node.op
     assert isinstance(op, Reduce)

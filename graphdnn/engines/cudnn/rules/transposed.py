@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from graphdnn.engines.cudnn.lower import Emit, Handle, rule
+from graphdnn.engines.cudnn.lower import Emitter, Handle, rule
 from graphdnn.ir.graph import Node
 from graphdnn.ir.ops.transposed import ConvTranspose
 
 
 @rule(ConvTranspose)
-def conv_transpose(emit: Emit, node: Node) -> tuple[Handle, ...]:
+def conv_transpose(emit: Emitter, node: Node) -> tuple[Handle, ...]:
     """x is the gradient of the forward convolution's result, and our result the gradient of its input.
 
     The result's extents are given: output padding is what tells apart the inputs that one result may come from.
