@@ -29,7 +29,7 @@ from graphdnn.planning.covers import Covers
 from graphdnn.planning.decisions import Compilation, Decisions, Pick, engine_of
 from graphdnn.planning.effects import effects_of
 from graphdnn.planning.fitting import fitted
-from graphdnn.planning.planner import Fixed, Planned, Problem, explained
+from graphdnn.planning.planner import FixedDecisions, Planned, Problem, explained
 from graphdnn.planning.session import Session
 from graphdnn.report.account import account
 from graphdnn.report.model import CompileReport
@@ -81,9 +81,9 @@ def compile_locked(
 ) -> Executable:
     """Compiles with what a lock file decides, as far as it fits."""
     from graphdnn.serialization.kinds import path_of
-    from graphdnn.serialization.lock import Lock
+    from graphdnn.serialization.lock import LockFile
 
-    lock = Lock.of(path_of("compile: lock", path), graph.name, machine, options.model_dump(mode="json"))
+    lock = LockFile.of(path_of("compile: lock", path), graph.name, machine, options.model_dump(mode="json"))
     try:
         made = compile_for(graph, machine, device, options, lock)
     except CompileError as error:
@@ -98,7 +98,7 @@ def compile_locked(
 
 
 def compile_for(
-    graph: Graph, machine: Target, device: Device | None, options: CompileOptions, fixed: Fixed | None = None
+    graph: Graph, machine: Target, device: Device | None, options: CompileOptions, fixed: FixedDecisions | None = None
 ) -> Executable:
     """Compiles for a machine, and on a device that is here.  What is `fixed` comes before any choosing.
 

@@ -26,7 +26,7 @@ from graphdnn.ir.types import Array
 from graphdnn.runtime.arrays import empty
 from graphdnn.runtime.child import Child, Ended, Parent
 from graphdnn.runtime.context import DeviceContext
-from graphdnn.runtime.loaded import laid_out
+from graphdnn.runtime.loaded_graph import laid_out
 from graphdnn.runtime.program import Program
 from graphdnn.serialization.kinds import Kind, kind_of
 from graphdnn.serialization.load import graph_in, load

@@ -43,7 +43,7 @@ Signature = tuple[Op, tuple[tuple[tuple[int, ...], DType], ...]]
 """What an op is applied to, whatever the layouts: operands' shapes and types."""
 
 
-class Fixed(Protocol):
+class FixedDecisions(Protocol):
     """Decisions that come before any choosing, such as those of a lock file."""
 
     @property
@@ -65,7 +65,7 @@ class Problem:
     selector: Selector
     device: Device | None
     options: CompileOptions
-    fixed: Fixed | None = None
+    fixed: FixedDecisions | None = None
     covers: Covers | None = None
 
     def offers(self, proposals: Sequence[Proposal], price: Price) -> list[Offer]:

@@ -87,7 +87,7 @@ class DeviceBound:
                     staging.stage(array)
             if self.graph is None:
                 issue(device, self._commands, handle)
-                self.graph = context.captured(self._commands)
+                self.graph = context.try_capture(self._commands)
                 if self.graph is not None and device.is_alone and not self._staged and not self._fetched:
                     self._launch = self.graph.try_default
             else:

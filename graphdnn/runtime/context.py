@@ -14,11 +14,11 @@ from graphdnn.ir.types import TensorType
 from graphdnn.runtime.arrays import DeviceArray, StreamOrder, empty
 from graphdnn.runtime.buffers import Memory
 from graphdnn.runtime.capture import CapturedGraph
-from graphdnn.runtime.closed import Closed, Lock, check_open
+from graphdnn.runtime.context_lock import ClosedLock, ContextLock, check_open
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.driver import LEGACY_STREAM, stream_handle
-from graphdnn.runtime.glance import Glance
-from graphdnn.runtime.loaded import LoadedGraph, laid_out
+from graphdnn.runtime.fast_path import FastPath
+from graphdnn.runtime.loaded_graph import LoadedGraph, laid_out
 from graphdnn.runtime.pool import OutputPool
 from graphdnn.runtime.reading import Source, read_checked, read_inputs
 from graphdnn.runtime.schedule import MemoryPlace
@@ -35,14 +35,14 @@ class DeviceContext:
     def __init__(self, loaded: LoadedGraph) -> None:
         self.loaded = loaded
         self.device = loaded.device
-        self.lock: Lock = threading.RLock()
+        self.lock: ContextLock = threading.RLock()
         renew_in_children(self)
         self.order = StreamOrder(loaded.device)
         self._arena: Memory | None = None
         self._input_staging: dict[str, InputStaging] = {}
         self._output_staging: dict[str, OutputStaging] = {}
         self._pools = [(n, t, OutputPool(self.device, t.span_bytes)) for n, t in loaded.types.items()]
-        self._glances = {n: Glance(v.type, self.device.ordinal) for n, v in loaded.graph.inputs.items()}
+        self._fast_paths = {n: FastPath(v.type, self.device.ordinal) for n, v in loaded.graph.inputs.items()}
         self._graphs: OrderedDict[tuple[int, ...], CapturedGraph | None] = OrderedDict()
         self._kept: list[object] = []
         self._states: dict[str, Memory] = {}
@@ -55,7 +55,7 @@ class DeviceContext:
 
     def renew(self) -> None:
         """A forked child may not wait for a thread of its parent; its next call says that CUDA is lost there."""
-        if not isinstance(self.lock, Closed):
+        if not isinstance(self.lock, ClosedLock):
             self.lock = threading.RLock()
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class DeviceContext:
                         f"graph {self.loaded.graph.name} was called on a stream that is being captured, but a plain "
                         "call allocates its outputs; call what bind() returns there instead"
                     )
-                addresses = self._glanced(inputs, handle)
+                addresses = self._fast_addresses(inputs, handle)
                 if addresses is None:
                     return self._read_and_run(inputs, handle, stream)
                 self.order.enter(handle)
@@ -76,13 +76,13 @@ class DeviceContext:
         except ContextLostError as error:
             raise self.loaded.lost(error) from error
 
-    def _glanced(self, inputs: Mapping[str, Any], stream: int) -> list[int] | None:
-        """Addresses of the inputs where a glance at each is enough, in the graph's order."""
-        if inputs.__class__ is not dict or len(inputs) != len(self._glances):
+    def _fast_addresses(self, inputs: Mapping[str, Any], stream: int) -> list[int] | None:
+        """Addresses of the inputs where the fast path is enough for each, in the graph's order."""
+        if inputs.__class__ is not dict or len(inputs) != len(self._fast_paths):
             return None
         addresses = []
-        for name, glance in self._glances.items():
-            address = glance.address(inputs.get(name), stream)
+        for name, fast_path in self._fast_paths.items():
+            address = fast_path.address(inputs.get(name), stream)
             if not address:
                 return None
             addresses.append(address)
@@ -104,15 +104,14 @@ class DeviceContext:
         return self._run(addresses, handle, stream)
 
     def _run(self, addresses: list[int], handle: int, stream: object | None) -> dict[str, Any]:
-        """Runs the plans into memory from the pool, and hands that out."""
+        """Runs the plans into memory from the pool, and hands that out; its addresses are added to `addresses`."""
         order, device = self.order, self.device
         results: dict[str, Any] = {}
-        key = addresses
         for name, type, pool in self._pools:
             lease = pool.lend(handle)
-            key.append(lease.memory.handle)
+            addresses.append(lease.memory.handle)
             results[name] = DeviceArray(type, lease, order, device)
-        self._execute(tuple(key), handle)
+        self._execute(tuple(addresses), handle)
         order.leave(handle, stream)
         return results
 
@@ -123,7 +122,7 @@ class DeviceContext:
         for name, source in sources.items():
             type = self.loaded.graph.inputs[name].type
             if reads_in_place(source, type):
-                self._glances[name].learn(inputs[name])
+                self._fast_paths[name].learn(inputs[name])
                 addresses.append(source.address)
                 continue
             staging = self._input_staging.get(name)
@@ -153,7 +152,7 @@ class DeviceContext:
         outputs = dict(zip(graph.outputs, addresses[len(inputs) :], strict=True))
         commands = self.commands(inputs, outputs)
         if addresses in graphs:
-            captured = self.captured(commands)
+            captured = self.try_capture(commands)
             if captured is not None:
                 graphs[addresses] = captured
                 graphs.move_to_end(addresses)
@@ -164,7 +163,7 @@ class DeviceContext:
         if len(graphs) > GRAPHS_KEPT:
             graphs.popitem(last=False)
 
-    def captured(self, commands: list[Command]) -> CapturedGraph | None:
+    def try_capture(self, commands: list[Command]) -> CapturedGraph | None:
         """The commands as one graph, or None where the capture was broken from outside.
 
         The driver ends every capture of a process when any thread asks for the whole device to finish; the work is then
@@ -275,10 +274,10 @@ class DeviceContext:
 
     def close(self) -> None:
         """See Program.close.  Nothing here asks the driver for anything but to destroy our graphs."""
-        if isinstance(self.lock, Closed):
+        if isinstance(self.lock, ClosedLock):
             return
         with self.lock:
-            self.lock = Closed(self.loaded.graph.name)
+            self.lock = ClosedLock(self.loaded.graph.name)
             while self._kept:
                 self.device.release(self._kept.pop())
             self._graphs.clear()

@@ -21,8 +21,8 @@ from graphdnn.engines.contract import MEMORY_ALIGNMENT, Store, aligned
 from graphdnn.errors import ContextLostError, ExecutionError, MomentaryError, OutOfMemoryError, SetupError
 from graphdnn.lazy import cached_property
 from graphdnn.runtime.buffers import Memory, Pinned
-from graphdnn.runtime.captured import captured
 from graphdnn.runtime.driver import CAPTURE_IMPLICIT, STICKY_ERRORS, check, core, driver
+from graphdnn.runtime.foreign_capture import foreign_capture
 from graphdnn.runtime.retain import Retentions
 from graphdnn.target import Target
 
@@ -280,7 +280,7 @@ class CudaDevice:
         """Raises MomentaryError where a stream of the caller's is known to be captured.  The driver would refuse too,
         and end the capture."""
         with self:
-            found = captured(self)
+            found = foreign_capture(self)
         if found:
             raise MomentaryError(
                 f"{doing} is not possible while {found} is being captured, during which nothing may be compiled, "

@@ -15,7 +15,7 @@ from graphdnn.ir.evaluate import apply
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.types import Array
 from graphdnn.runtime.arrays import empty, in_memory_order
-from graphdnn.runtime.closed import Closed, Lock, check_open
+from graphdnn.runtime.context_lock import ClosedLock, ContextLock, check_open
 from graphdnn.runtime.driver import stream_handle
 from graphdnn.runtime.reading import check_apart, read_checked, read_inputs, read_writable
 from graphdnn.runtime.schedule import Schedule
@@ -58,13 +58,13 @@ class HostContext:
 
     def __init__(self, loaded: HostGraph) -> None:
         self._loaded = loaded
-        self.lock: Lock = threading.Lock()
+        self.lock: ContextLock = threading.Lock()
         renew_in_children(self)
         self._states = {name: np.zeros(v.type.shape, v.type.dtype.numpy) for name, v in loaded.graph.states.items()}
 
     def renew(self) -> None:
         """Makes the lock anew."""
-        if not isinstance(self.lock, Closed):
+        if not isinstance(self.lock, ClosedLock):
             self.lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]:
@@ -151,10 +151,10 @@ class HostContext:
 
     def close(self) -> None:
         """See Program.close."""
-        if isinstance(self.lock, Closed):
+        if isinstance(self.lock, ClosedLock):
             return
         with self.lock:
-            self.lock = Closed(self._loaded.graph.name)
+            self.lock = ClosedLock(self._loaded.graph.name)
             self._states.clear()
 
 

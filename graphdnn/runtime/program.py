@@ -8,18 +8,18 @@ from typing import Any, Protocol, cast
 from graphdnn.engines.contract import Device
 from graphdnn.errors import ExecutionError
 from graphdnn.ir.graph import Graph
-from graphdnn.runtime.closed import Lock, check_open
 from graphdnn.runtime.context import DeviceContext
+from graphdnn.runtime.context_lock import ContextLock, check_open
 from graphdnn.runtime.device import CudaDevice
 from graphdnn.runtime.host import HostContext, HostGraph
-from graphdnn.runtime.loaded import Convert, LoadedGraph
+from graphdnn.runtime.loaded_graph import Convert, LoadedGraph
 from graphdnn.runtime.schedule import Schedule
 
 
 class ExecutionContext(Protocol):
     """What a context of either kind does, one call at a time."""
 
-    lock: Lock
+    lock: ContextLock
 
     def run(self, inputs: Mapping[str, Any], stream: object | None) -> dict[str, Any]: ...
 

@@ -13,7 +13,7 @@ from graphdnn.ir.types import Array, TensorType
 from graphdnn.lazy import cached_property
 from graphdnn.runtime.buffers import Memory, Pinned
 from graphdnn.runtime.device import CudaDevice
-from graphdnn.runtime.loaded import LoadedGraph, laid_out
+from graphdnn.runtime.loaded_graph import LoadedGraph, laid_out
 from graphdnn.runtime.reading import Source
 
 Command = Callable[[int], None]

@@ -144,8 +144,8 @@ def read_lock(path: Path) -> LockModel:
     return read_record(who, content, LockModel)
 
 
-class Lock:
-    """A lock file held against one compilation (planner.Fixed)."""
+class LockFile:
+    """A lock file held against one compilation (planner.FixedDecisions)."""
 
     def __init__(self, who: str, model: LockModel) -> None:
         self.who = who
@@ -164,12 +164,12 @@ class Lock:
             self._plans.setdefault(entry.key, Decision(entry.engine, entry.plan))
 
     @staticmethod
-    def of(path: Path, graph: str, target: Target, options: dict[str, Any]) -> Lock:
+    def of(path: Path, graph: str, target: Target, options: dict[str, Any]) -> LockFile:
         """The lock for a graph of this name, a machine and options; how they differ from the file's is said.
 
         Raises SavedFileError for a damaged file.
         """
-        lock = Lock(path.name, read_lock(path))
+        lock = LockFile(path.name, read_lock(path))
         if lock.model.graph != graph:
             lock._say(f"it was made for graph {quoted(lock.model.graph)}, and this is {quoted(graph)}")
         there, here = lock.model.environment, environment(target)

@@ -27,7 +27,7 @@ from graphdnn.ir.writer import GraphWriter
 from graphdnn.runtime.buffers import Memory, Pinned, host_view
 from graphdnn.runtime.cache import NullStore
 from graphdnn.runtime.driver import LEGACY_STREAM
-from graphdnn.runtime.loaded import LoadedGraph
+from graphdnn.runtime.loaded_graph import LoadedGraph
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.target import Target

@@ -19,7 +19,7 @@ from graphdnn.errors import CompileError, OutOfMemoryError
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import TensorType, float32
 from graphdnn.runtime.device import HostDevice
-from graphdnn.runtime.loaded import CONVERSIONS_KEPT
+from graphdnn.runtime.loaded_graph import CONVERSIONS_KEPT
 from graphdnn.runtime.program import Program
 from graphdnn.runtime.schedule import Step, schedule
 from graphdnn.target import Target

@@ -32,7 +32,7 @@ CURRENT: dict[str, tuple[str, Callable[[Any, int], int]]] = {
 """Libraries with a current stream, by module: what it is called, and its handle; 0 and 1 are the default stream."""
 
 
-def captured(device: CudaDevice) -> str:
+def foreign_capture(device: CudaDevice) -> str:
     """What is being captured, in words; empty where nothing is known to be.  The device must be current."""
     if device.is_capturing(LEGACY_STREAM):
         return "a stream that is ordered with the default stream"

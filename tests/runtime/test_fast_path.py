@@ -8,7 +8,7 @@ import graphdnn as gd
 from graphdnn.ir.types import TensorType
 from graphdnn.runtime.arrays import DeviceArray, StreamOrder
 from graphdnn.runtime.driver import LEGACY_STREAM
-from graphdnn.runtime.glance import Glance
+from graphdnn.runtime.fast_path import FastPath
 from tests.runtime.fake import FakeDevice
 
 SHAPE = (6, 40)
@@ -34,12 +34,12 @@ def aligned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def test_a_tensor_like_one_that_was_read_is_looked_at(current: list[int]) -> None:
-    glance = Glance(TYPE, HOST)
+    fast_path = FastPath(TYPE, HOST)
     first, second = aligned(*SHAPE), aligned(*SHAPE)
-    assert glance.address(first, LEGACY_STREAM) == 0
-    glance.learn(first)
+    assert fast_path.address(first, LEGACY_STREAM) == 0
+    fast_path.learn(first)
     for tensor in (first, second):
-        assert glance.address(tensor, LEGACY_STREAM) == tensor.data_ptr()
+        assert fast_path.address(tensor, LEGACY_STREAM) == tensor.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -63,39 +63,39 @@ def test_a_tensor_like_one_that_was_read_is_looked_at(current: list[int]) -> Non
     ],
 )
 def test_a_tensor_that_differs_is_read_in_full(current: list[int], other: object) -> None:
-    glance = Glance(TYPE, HOST)
-    glance.learn(aligned(*SHAPE))
-    assert glance.address(other(), LEGACY_STREAM) == 0  # type: ignore[operator]
+    fast_path = FastPath(TYPE, HOST)
+    fast_path.learn(aligned(*SHAPE))
+    assert fast_path.address(other(), LEGACY_STREAM) == 0  # type: ignore[operator]
 
 
 def test_a_tensor_of_another_stream_is_read_in_full(current: list[int]) -> None:
-    glance, tensor = Glance(TYPE, HOST), aligned(*SHAPE)
-    glance.learn(tensor)
-    assert glance.address(tensor, 4096) == 0
+    fast_path, tensor = FastPath(TYPE, HOST), aligned(*SHAPE)
+    fast_path.learn(tensor)
+    assert fast_path.address(tensor, 4096) == 0
     current[0] = 4096
-    assert glance.address(tensor, 4096) == tensor.data_ptr()
-    assert glance.address(tensor, LEGACY_STREAM) == 0
+    assert fast_path.address(tensor, 4096) == tensor.data_ptr()
+    assert fast_path.address(tensor, LEGACY_STREAM) == 0
 
 
 def test_free_strides_may_be_any(current: list[int]) -> None:
     """An axis of one element has no stride to speak of: what was read in place once is looked at afterwards."""
-    glance = Glance(TensorType((1, 40), gd.float32), HOST)
+    fast_path = FastPath(TensorType((1, 40), gd.float32), HOST)
     tensor = aligned(40, 1).T
     assert tensor.stride() == (1, 1)
-    glance.learn(tensor)
-    assert glance.address(tensor, LEGACY_STREAM) == tensor.data_ptr()
+    fast_path.learn(tensor)
+    assert fast_path.address(tensor, LEGACY_STREAM) == tensor.data_ptr()
 
 
 def test_our_own_arrays_wait_for_their_call() -> None:
     device = FakeDevice()
     order = StreamOrder(device)  # type: ignore[arg-type]
     made = DeviceArray(TYPE, device.allocate(TYPE.nbytes), order, device)  # type: ignore[arg-type]
-    glance = Glance(TYPE, 0)
-    glance.learn(made)
+    fast_path = FastPath(TYPE, 0)
+    fast_path.learn(made)
     written: list[str] = []
     device.enqueue(9, lambda: written.append("made"))
     order.leave(9, 9)
-    assert glance.address(made, LEGACY_STREAM) == made._address
+    assert fast_path.address(made, LEGACY_STREAM) == made._address
     device.enqueue(LEGACY_STREAM, lambda: written.append("read"))
     device.drain()
     assert written == ["made", "read"]
@@ -105,5 +105,5 @@ def test_our_own_arrays_wait_for_their_call() -> None:
         TYPE.with_strides((1, TYPE.shape[0])),
     ):
         other = DeviceArray(type, device.allocate(TYPE.nbytes), order, device)  # type: ignore[arg-type]
-        assert glance.address(other, LEGACY_STREAM) == 0, type
-    assert Glance(TYPE, 1).address(made, LEGACY_STREAM) == 0
+        assert fast_path.address(other, LEGACY_STREAM) == 0, type
+    assert FastPath(TYPE, 1).address(made, LEGACY_STREAM) == 0

@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager
 
 from graphdnn.errors import ExecutionError
 
-Lock = AbstractContextManager[object]
+ContextLock = AbstractContextManager[object]
 """What admits one call of a context at a time."""
 
 
-class Closed:
+class ClosedLock:
     """The lock of a context of graph `name` that was closed."""
 
     def __init__(self, name: str) -> None:
@@ -27,7 +27,7 @@ class Closed:
         """Nobody gets here."""
 
 
-def check_open(lock: Lock) -> None:
+def check_open(lock: ContextLock) -> None:
     """Raises ExecutionError where this is the lock of a closed context; waits for nobody."""
-    if isinstance(lock, Closed):
+    if isinstance(lock, ClosedLock):
         lock.__enter__()
