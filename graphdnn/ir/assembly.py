@@ -24,6 +24,7 @@ from graphdnn.ir.writer import GraphWriter, checked_name, checked_output_name
 from graphdnn.spelling import named, quoted
 
 DIGEST_LENGTH = 64
+"""Hexadecimal digits of a SHA-256."""
 
 
 def checked_type(who: str, dtype: str, shape: Sequence[int], strides: Sequence[int] | None) -> TensorType:

@@ -18,12 +18,13 @@ import numpy as np
 from pydantic import ValidationError
 
 from graphdnn.errors import GraphError
+from graphdnn.files import AtomicFile, path_of, path_to_write
+from graphdnn.ir.arguments import check_arrays, text_of
 from graphdnn.ir.assembly import Assembly, attribute_hints, checked_literal, checked_op, checked_type
-from graphdnn.ir.given import check_arrays, path_of, path_to_write, text_of
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import OPS
 from graphdnn.ir.payload import DIGEST_SHOWN, Payload, content_digest
-from graphdnn.ir.tensorfile import atomic, distinct, read_tensors, write_tensors
+from graphdnn.ir.tensorfile import distinct, read_tensors, write_tensors
 from graphdnn.ir.types import Array, TensorType
 from graphdnn.spelling import named, quoted
 from graphdnn.strict_json import Record
@@ -297,7 +298,7 @@ def save(graph: Graph, path: str | Path) -> None:
     if arrays:
         write_tensors(path_to_write("save: the constants' path", tensors_path(given), GraphError), arrays)
     whole = model.model_copy(update={"constants": constants})
-    with atomic(place) as file:
+    with AtomicFile(place) as file:
         file.write((whole.model_dump_json(exclude_none=True, indent=1) + "\n").encode())
 
 

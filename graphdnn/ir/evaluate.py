@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from graphdnn.errors import GraphError
-from graphdnn.ir.given import check_arrays
+from graphdnn.ir.arguments import check_arrays
 from graphdnn.ir.graph import Graph, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS, Pointwise
@@ -112,8 +112,7 @@ def apply_at_once(op: Op, operands: Sequence[Array], type: TensorType) -> Array 
     Weights are millions of elements, and three passes over all of them take twice the time of one in several threads.
     """
     function = FUNCTIONS[op.fn].numpy if isinstance(op, Pointwise) and not op.parameters else None
-    is_half = type.dtype.is_float and type.dtype.itemsize < 4
-    if not isinstance(function, np.ufunc) or not is_half or not all(map(is_narrow, operands)):
+    if not isinstance(function, np.ufunc) or not type.dtype.is_half or not all(map(is_narrow, operands)):
         return None
     found = np.empty(type.shape, type.dtype.numpy)
     with np.errstate(all="ignore"):

@@ -16,6 +16,9 @@ from graphdnn.lazy import cached_property
 SAMPLED = 64
 """Elements that a sample of a constant has, at least where there are so many."""
 
+DIGEST_SHOWN = 12
+"""Digits of a digest that a message shows."""
+
 
 class Payload:
     """What a constant holds: an array, a promise to compute one, or a hash whose array is elsewhere.
@@ -135,10 +138,6 @@ class Compute:
             else:
                 moved = apply(self.op, arrays, result_types=None)
             return np.asarray(moved[self.index]).astype(type.dtype.numpy, copy=False)
-
-
-DIGEST_SHOWN = 12
-"""Digits of a digest that a message shows."""
 
 
 def content_digest(array: Array) -> str:

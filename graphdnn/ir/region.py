@@ -77,7 +77,7 @@ class Region:
         return tuple([places[v] for v in self.inputs])
 
     @cached_property
-    def even(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    def common_form(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """The shape and layout that all tensors of a purely pointwise region have in common, Python numbers aside.
 
         None where nodes are not pointwise or tensors differ.  Checks of layouts need look at one node of such a region.
@@ -86,9 +86,10 @@ class Region:
         return first if all(n.form == first and isinstance(n.op, Elementwise) for n in self.nodes) else None
 
     @property
-    def placing(self) -> tuple[Node, ...]:
-        """The nodes to look at to know the layouts of all tensors: the first of an `even` region, else every one."""
-        return self.nodes if self.even is None else self.nodes[:1]
+    def layout_nodes(self) -> tuple[Node, ...]:
+        """The nodes to look at to know the layouts of all tensors: the first where all have a
+        `common_form`, else every one."""
+        return self.nodes if self.common_form is None else self.nodes[:1]
 
     @cached_property
     def pattern(self) -> str:

@@ -7,8 +7,6 @@ before it is used; no library is needed for it.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn.errors import GraphError
+from graphdnn.files import AtomicFile
 from graphdnn.ir.types import DTYPES, LARGEST_RANK, Array
 from graphdnn.spelling import quoted
 
@@ -54,43 +53,10 @@ def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(PREFIX + len(text)) % ALIGNMENT)
-    with atomic(path) as file:
+    with AtomicFile(path) as file:
         file.write(len(text).to_bytes(PREFIX, "little") + text)
         for name in order:
             file.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
-
-
-UNFINISHED = ".part"
-"""How the names of files end that are being written."""
-
-
-class atomic:  # noqa: N801  (used like a function)
-    """A binary file that takes the place of `path` once it is written whole, with the rights of any new file.
-
-    Raises OSError naming `path` where it cannot be written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
-
-    def __enter__(self) -> Any:
-        try:
-            self.file = open(self.part, "xb")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None
-        return self.file
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            self.file.close()  # writes what is left, for which there may be no room
-            if kind is None:
-                os.replace(self.part, self.path)
-        except OSError as failure:
-            os.unlink(self.part)
-            raise OSError(failure.errno, failure.strerror, str(self.path)) from None
-        if kind is not None:
-            os.unlink(self.part)
 
 
 def read_tensors(path: Path) -> dict[str, Array]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, fields
 from typing import ParamSpec, TypeVar
 
 from graphdnn.errors import GraphError
+from graphdnn.ir.arguments import check_arrays, text_of
 from graphdnn.ir.assembly import Assembly, checked_literal, checked_op, checked_type
-from graphdnn.ir.given import check_arrays, text_of
 from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.ops.pointwise import FUNCTIONS
@@ -32,7 +32,7 @@ from graphdnn.spelling import is_whole_number, named, quoted
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SPELLINGS: dict[str, tuple[str, str]] = {
+LABELS: dict[str, tuple[str, str]] = {
     **{fn: ("pointwise", fn) for fn in FUNCTIONS},
     **{f"reduce_{fn}": ("reduce", fn) for fn in REDUCTIONS},
 }
@@ -87,7 +87,7 @@ def print_attributes(op: Op) -> str:
     """Attributes in braces, those with their default and those in the label left out."""
     defaults = {f.name: f.default for f in fields(op)}  # type: ignore[arg-type]
     shown = {n: v for n, v in op.attributes().items() if not same(v, defaults[n])}
-    if op.label in SPELLINGS:
+    if op.label in LABELS:
         del shown["fn"]
     return f" {{{', '.join(f'{n}={print_value(v)}' for n, v in shown.items())}}}" if shown else ""
 
@@ -254,7 +254,7 @@ class Parser:
         origins = self.origins()
         if len(types) != len(names):
             raise GraphError(f"line {start.line}: node {named(name)} has {len(names)} results and {len(types)} types")
-        kind, fn = SPELLINGS.get(label, (label, None))
+        kind, fn = LABELS.get(label, (label, None))
         if fn is not None and "fn" in attributes:
             raise GraphError(f"line {start.line}: node {named(name)}: {label} has no attribute 'fn'")
         if fn is not None:

@@ -86,7 +86,7 @@ DTYPES: dict[str, DType] = {t.name: t for t in (float64, float32, float16, bfloa
 """Every data type by name, widest float first."""
 
 BY_TEXT: dict[str, DType] = {t.text: t for t in DTYPES.values()}
-
+"""Every data type by its short form."""
 
 IMAGE_RANKS = (4, 5)
 """Ranks of images (N, C, *spatial): with two or three spatial axes."""

@@ -17,8 +17,8 @@ from enum import Enum, auto
 from pathlib import Path
 
 from graphdnn.errors import SetupError
+from graphdnn.files import UNFINISHED, AtomicFile
 from graphdnn.forking import renew_in_children
-from graphdnn.ir.tensorfile import UNFINISHED, atomic
 
 MAGIC = b"gdnncch1"
 HEADER = struct.Struct("<8sIQ32s")
@@ -191,7 +191,7 @@ class DiskStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._make_room(len(raw))
-            with atomic(path) as file:
+            with AtomicFile(path) as file:
                 file.write(raw)
         except OSError as error:
             self._read_only = True

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from graphdnn.errors import SavedFileError
-from graphdnn.ir.tensorfile import atomic
+from graphdnn.files import AtomicFile
 from graphdnn.ir.types import Array
 from graphdnn.serialization.records import read_record
 from graphdnn.strict_json import Record
@@ -71,7 +71,7 @@ def write(path: Path, sections: Mapping[str, Bytes]) -> None:
     )
     text = header.model_dump_json().encode()
     start = START.pack(MAGIC, VERSION, len(text))
-    with atomic(path) as file:
+    with AtomicFile(path) as file:
         file.write(start + hashlib.sha256(start + text).digest() + text)
         for content in sections.values():
             file.write(content)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
+from graphdnn import files
 from graphdnn.errors import SavedFileError
-from graphdnn.ir.given import path_of as given_path
 from graphdnn.serialization import container
 from graphdnn.serialization.records import read_bounded, read_json
 
@@ -44,7 +44,7 @@ FORMATS = {"graphdnn": Kind.GRAPH, "graphdnn report": Kind.REPORT, "graphdnn loc
 
 def path_of(who: str, given: object) -> Path:
     """The path that a caller gave for a file.  Raises SavedFileError for what names none."""
-    return given_path(who, given, SavedFileError)
+    return files.path_of(who, given, SavedFileError)
 
 
 def kind_of(path: Path) -> Kind:

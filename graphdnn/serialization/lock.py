@@ -16,10 +16,9 @@ from pydantic import Field
 from graphdnn.config import CompileOptions
 from graphdnn.engines.choose import Decision
 from graphdnn.errors import SavedFileError
-from graphdnn.ir.given import path_to_write
+from graphdnn.files import AtomicFile, path_to_write
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.region import Region
-from graphdnn.ir.tensorfile import atomic
 from graphdnn.passes.fuse import propose
 from graphdnn.passes.select import Offer
 from graphdnn.planning.decisions import Compilation, Pick
@@ -108,7 +107,7 @@ def write_lock(report: CompileReport, compilation: Compilation, path: Path) -> N
     entries = locked(report, compilation.prepared, compilation.picks)
     lines = ",\n".join(f"  {json.dumps(e.model_dump(exclude_defaults=True), ensure_ascii=False)}" for e in entries)
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "regions": [\n{lines}\n ]\n}}\n'
-    with atomic(place) as file:
+    with AtomicFile(place) as file:
         file.write(text.encode())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from graphdnn.engines.manifest import load_engine
 from graphdnn.errors import SavedFileError
-from graphdnn.ir.given import path_to_write
+from graphdnn.files import path_to_write
 from graphdnn.ir.graph import Graph
 from graphdnn.planning.decisions import Compilation
 from graphdnn.report.model import CompileReport

@@ -17,25 +17,27 @@ PYTHON_FILES = sorted(
     p for part in ("graphdnn", "tests", "examples", "benchmarks") for p in (ROOT / part).rglob("*.py")
 )
 
-LOWEST = {"errors", "answer", "forking", "relaxed", "once", "lazy", "spelling", "strict_json"}
+LOWEST = {"errors", "answer", "files", "forking", "relaxed", "once", "lazy", "spelling", "strict_json"}
 LOWER = LOWEST | {"ir", "target", "passes", "engines", "runtime"}
 
 MAY_IMPORT = {
     "errors": set(),
     "answer": set(),
+    "files": {"errors", "spelling"},
     "forking": set(),
     "relaxed": set(),
     "once": {"errors", "forking"},
     "lazy": set(),
     "spelling": set(),
     "strict_json": set(),
-    "ir": {"errors", "answer", "lazy", "spelling", "strict_json", "ir"},
+    "ir": {"errors", "answer", "files", "lazy", "spelling", "strict_json", "ir"},
     "target": {"errors", "spelling"},
     "passes": {"errors", "answer", "ir", "lazy", "target", "passes"},
     "engines": {"errors", "answer", "forking", "relaxed", "once", "ir", "lazy", "spelling", "target", "engines"},
     "runtime": {
         "errors",
         "answer",
+        "files",
         "forking",
         "relaxed",
         "once",

@@ -9,7 +9,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.op import OPS
-from graphdnn.ir.text import SPELLINGS
+from graphdnn.ir.text import LABELS
 from graphdnn.ir.types import TensorType
 from graphdnn.ir.writer import GraphWriter
 from tests.ir.samples import SAMPLES, Sample
@@ -144,8 +144,8 @@ def test_a_result_may_have_another_name_than_its_node() -> None:
 
 
 def test_spellings_hide_no_kind() -> None:
-    assert not set(SPELLINGS) & set(OPS)
-    assert all(label == (fn if kind == "pointwise" else f"{kind}_{fn}") for label, (kind, fn) in SPELLINGS.items())
+    assert not set(LABELS) & set(OPS)
+    assert all(label == (fn if kind == "pointwise" else f"{kind}_{fn}") for label, (kind, fn) in LABELS.items())
 
 
 GOOD = """graph g(x: f32[2x3], i: i32[1]) {

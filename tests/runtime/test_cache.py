@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graphdnn.errors import SetupError
-from graphdnn.ir.tensorfile import atomic
+from graphdnn.files import AtomicFile
 from graphdnn.runtime.cache import (
     DIRECTORY_VARIABLE,
     FULL,
@@ -179,7 +179,7 @@ def test_what_is_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
 def test_unfinished_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     (tmp_path / "kernel").mkdir()
-    old, young = (atomic(store._path("kernel", name)).part for name in ("old", "young"))
+    old, young = (AtomicFile(store._path("kernel", name)).part for name in ("old", "young"))
     foreign = tmp_path / "kernel" / "film.part"
     for path, age in ((old, STALE_S + 60), (young, 5), (foreign, STALE_S + 60)):
         path.write_bytes(b"half")
@@ -473,7 +473,7 @@ def test_a_file_whose_writing_fails_stays_as_it_was(tmp_path: Path) -> None:
     path.write_bytes(b"before")
 
     def write() -> None:
-        with atomic(path) as file:
+        with AtomicFile(path) as file:
             file.write(b"half")
             raise KeyboardInterrupt
 
@@ -485,7 +485,7 @@ def test_a_file_whose_writing_fails_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
     """What is written last may not fit, which shows when the file is closed."""
-    unfinished = atomic(tmp_path / "whole")
+    unfinished = AtomicFile(tmp_path / "whole")
     file = unfinished.__enter__()
     file.write(b"what stays in the buffer")
     os.close(file.fileno())

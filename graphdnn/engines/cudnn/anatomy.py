@@ -135,7 +135,7 @@ def is_over_last_axes(norm: Node) -> bool:
 
 def misfit(region: Region, frame: Frame) -> Decline | None:
     """The first tensor of the region that cannot be told in `frame`, if there is one."""
-    for node in region.placing:
+    for node in region.layout_nodes:
         for value, shape, full in placements(node, frame):
             if frame.describe(shape, aligned_strides(value.type, shape), full) is None:
                 if shape == full:

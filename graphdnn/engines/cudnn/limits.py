@@ -340,7 +340,7 @@ def is_number_a_sequence(node: Node, op: Attention) -> bool:
 
 def no_anchor(anatomy: Anatomy) -> Decline | None:
     """Pointwise work alone: full-size tensors lie alike, channels or the last axis innermost."""
-    for node in anatomy.region.placing:
+    for node in anatomy.region.layout_nodes:
         for value in (*node.operands, *node.results):
             type = value.type
             if (

@@ -204,7 +204,7 @@ def broadcasts(question: Question) -> Decline | None:
     anatomy = question.anatomy
     spatial = anatomy.has(*CONVOLUTIONS, InstanceNorm) or not anatomy.anchors
     allowed = limits.CONVOLUTION_FORMS if anatomy.has(*CONVOLUTIONS) else limits.FORMS
-    for node, index, shape in operands(anatomy) if question.region.even is None else ():
+    for node, index, shape in operands(anatomy) if question.region.common_form is None else ():
         full = node.result.type.shape
         value = node.operands[index]
         if value in anatomy.computed and len(shape) != value.type.rank:

@@ -113,7 +113,7 @@ def pointwise_work(region: Region) -> PointwiseWork | Decline:
 def takes(region: Region) -> Decline | None:
     if not any(isinstance(n.op, Elementwise) for n in region.nodes) and len(region.nodes) == 1:
         return Decline(Code.PATTERN, f"{region.nodes[0]} moves elements and nothing is computed with them")
-    if region.even is not None:
+    if region.common_form is not None:
         return None
     found = pointwise_work(region)
     return found if isinstance(found, Decline) else None
@@ -176,9 +176,9 @@ def outline(region: Region, target: Target) -> Walk:
     Where all tensors lie alike it follows from one of them, and no line of the kernel is thought of: regions are priced
     a hundred times as often as they are built, and nodes stand in dozens of them.
     """
-    if region.even is None:
+    if region.common_form is None:
         return plan_walk(region, target)
-    extents, strides = one_walk(*region.even)
+    extents, strides = one_walk(*region.common_form)
     inputs, outputs = region.inputs, region.outputs
     accesses = [Access(f"p{i}", v, strides) for i, v in enumerate((*inputs, *outputs))]
     loads = {a.name: a for a in accesses[: len(inputs)]}

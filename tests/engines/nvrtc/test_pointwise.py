@@ -210,7 +210,7 @@ def bits_above(graph: gd.Graph, value: gd.Value) -> list[Node]:
 def test_what_lies_evenly_is_priced_as_its_kernel_is(case: int, rng: np.random.Generator) -> None:
     """The outline follows from one tensor; the walk is found node by node."""
     region = even_region(rng)
-    assert region.even is not None
+    assert region.common_form is not None
     short, walk = outline(region, H200), plan_walk(region, H200)
     assert (short.space.extents, short.width, short.repeat) == (walk.space.extents, walk.width, walk.repeat)
     assert short.space.accesses == walk.space.accesses
@@ -232,7 +232,7 @@ def test_what_lies_otherwise_is_not_even(other: str) -> None:
         "moved": lambda: g.concat([x, x], axis=0),
     }[other]()
     made = g.relu(y) if other == "moved" else x + y
-    assert whole(g.build({"y": made}), row_major).even is None
+    assert whole(g.build({"y": made}), row_major).common_form is None
 
 
 def test_a_small_output_is_written_once() -> None:
