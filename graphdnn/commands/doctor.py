@@ -20,6 +20,7 @@ from graphdnn.runtime.driver import release_of
 
 Status = Literal["ok", "missing", "warning"]
 TRY_SECONDS = 60
+"""After which a child process that loads a library counts as hanging."""
 
 
 @dataclass(frozen=True)

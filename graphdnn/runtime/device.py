@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from graphdnn.runtime.resource import DeferredResource
 
 EVENT_DISABLE_TIMING = 2
+"""CU_EVENT_DISABLE_TIMING: an event that only orders costs less."""
+
 UNCAPTURED = "work on the CPU is done when a call returns, so it cannot be captured"
+"""Why a host has no captures."""
 
 
 class Event:

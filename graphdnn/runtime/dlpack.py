@@ -12,11 +12,14 @@ from graphdnn.ir.types import DTYPES, DType
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 """DLPack's numbers of kinds of memory."""
 
-ON_HOST = frozenset({CPU, CUDA_HOST})
-ON_CUDA = frozenset({CUDA, CUDA_MANAGED})
+ON_HOST, ON_CUDA = frozenset({CPU, CUDA_HOST}), frozenset({CUDA, CUDA_MANAGED})
+"""Kinds of memory that are read as the host's, and as a device's."""
 
 CODES = {"int": 0, "uint": 1, "float": 2, "bool": 6}
+"""DLPack's codes of kinds of numbers."""
+
 BFLOAT = 4
+"""DLPack's code of bfloat16, which is a kind of its own there."""
 
 ELEMENTS: dict[tuple[int, int], DType] = {
     (BFLOAT if t.name == "bfloat16" else CODES[t.kind], t.bits): t for t in DTYPES.values()
@@ -24,8 +27,13 @@ ELEMENTS: dict[tuple[int, int], DType] = {
 """Data type by DLPack's code and bits."""
 
 VERSION = (1, 0)
+"""Of DLPack, as versioned capsules carry it: the first one that has flags."""
+
 READ_ONLY = 1
+"""DLPACK_FLAG_BITMASK_READ_ONLY."""
+
 LEGACY_NAME, VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
+"""What capsules are called until somebody has taken the tensor out."""
 
 
 class Device(ctypes.Structure):

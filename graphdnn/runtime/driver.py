@@ -25,9 +25,9 @@ FORKED = (
 )
 """What the driver answers to whoever has initialised it only before a fork, and what is to be done."""
 
-NO_DEVICE = 100
-STUB_LIBRARY = 34
-CAPTURE_IMPLICIT = 906
+NO_DEVICE, STUB_LIBRARY, CAPTURE_IMPLICIT = 100, 34, 906
+"""Errors of the driver by number, as cuda.h has them."""
+
 STICKY_ERRORS = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
 """Errors after which a CUDA context never works again."""
 

@@ -35,9 +35,17 @@ START = struct.Struct("<8sIQ")
 """Magic, version, bytes of the header.  SHA-256 over these and the header follows, then the header."""
 
 DIGEST = 32
-LARGEST_HEADER = 1 << 26
+"""Bytes of a SHA-256."""
+
 MOST_SECTIONS = 1 << 18
+"""Plans and constants of one file: more than any graph has nodes."""
+
+LARGEST_HEADER = 1 << 26
+"""Bytes: MOST_SECTIONS with names, sizes and digests of 256 bytes each."""
+
 THREADS = 8
+"""Sections that are hashed at the same time."""
+
 LARGE = 1 << 16
 """Bytes of a section from which on its checksum is worth another thread."""
 

@@ -43,6 +43,8 @@ from graphdnn.spelling import named_arguments, quoted
 from graphdnn.target import Target
 
 THREADS = 8
+"""Plans that are loaded at the same time."""
+
 NAME = re.compile(r"manifest|report|graph|prepared|plan\.\d{1,9}|constant\.[0-9a-f]{64}")
 """What sections are called."""
 

@@ -34,6 +34,9 @@ from graphdnn.target import WORDS, Target, unknown_target
 ROUTES_PER_ENTRY = 16
 """Exact shapes that are remembered for each build kept."""
 
+SIGNATURES_KEPT = 64
+"""Signatures of the last builds that a warning looks at."""
+
 
 def circular(who: str, names: tuple[str, ...]) -> Callable[[Signature], str]:
     """What is said of a function whose build asks for itself, by signature."""
@@ -41,10 +44,6 @@ def circular(who: str, names: tuple[str, ...]) -> Callable[[Signature], str]:
         f"jitted function {who} was called by itself, directly or through others, with the signature that is being "
         f"built, ({signature_text(names, signature)}); one whose build does not lead back to itself is needed"
     )
-
-
-SIGNATURES_KEPT = 64
-"""Signatures of the last builds that a warning looks at."""
 
 
 class TuningWarning(UserWarning):

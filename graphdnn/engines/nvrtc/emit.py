@@ -33,6 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "int32": (-(2**31), 2**31 - 1),
     "int64": (-(2**63), 2**63 - 1),
 }
+"""Smallest and largest number of each integer type."""
 
 
 @functools.cache
