@@ -223,7 +223,9 @@ class Tuner:
             for engine in (e.name for e, _ in job.engines if e.name not in hopeless(job)):
                 plans = row.get(engine, ())
                 if self._processes.takes(engine) and not isinstance(plans, Decline):
-                    wanted += [c for c in plans[: cut(plans, self._limits)] if c.is_known and not self._limits.bars(c)]
+                    wanted += [
+                        c for c in plans[: considered(plans, self._limits)] if c.is_known and not self._limits.bars(c)
+                    ]
         if self._orders or len(wanted) >= WORTH:
             for c in wanted:
                 self._orders[c.engine, c.region.key, c.name] = self._processes.order(c.region, c.engine, c.name)
@@ -249,7 +251,7 @@ class Tuner:
         if isinstance(proposed, Decline):
             return BuildQueue(refusal=proposed)
         builds: list[tuple[Candidate, Future[Built | Tried]]] = []
-        for candidate in proposed[: cut(proposed, self._limits)]:
+        for candidate in proposed[: considered(proposed, self._limits)]:
             pool = self._pool if candidate.is_known or self._prober is None else self._doubtful
             order = self._orders.get((candidate.engine, candidate.region.key, candidate.name))
             work = partial(self._made, engine, candidate, order)
@@ -292,7 +294,7 @@ class Tuner:
                 queue.cancel()
             return Outcome(note=f"not timed: {self.budget.ending}")
         rng = np.random.default_rng(self._seed)
-        inputs = drawn(region, rng)
+        inputs = random_inputs(region, rng)
         bench = inputs if isinstance(inputs, Decline) else self._timer.bench(region, inputs)
         if isinstance(inputs, Decline) or isinstance(bench, Decline):
             for queue in queues.values():
@@ -345,13 +347,13 @@ def hopeless(job: Job) -> set[str]:
     return {engine.name for engine, support in job.engines if support.estimated_us > HOPELESS * least}
 
 
-def cut(proposed: Sequence[Candidate], limits: Limits) -> int:
+def considered(proposed: Sequence[Candidate], limits: Limits) -> int:
     """How many of an engine's plans are considered, so that PLANS of them are such as no option rules out."""
     allowed = [index for index, candidate in enumerate(proposed) if not limits.bars(candidate)]
     return allowed[PLANS] if len(allowed) > PLANS else len(proposed)
 
 
-def drawn(region: Region, rng: np.random.Generator) -> list[Array] | Decline:
+def random_inputs(region: Region, rng: np.random.Generator) -> list[Array] | Decline:
     """Random inputs for a region.  Declines where host memory cannot hold them."""
     try:
         return inputs_for(region, rng)

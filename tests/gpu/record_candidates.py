@@ -47,7 +47,7 @@ from graphdnn.engines.manifest import MANIFEST, engines_for
 from graphdnn.engines.outcome import Outcome
 from graphdnn.engines.records import TuningRecords, row_of
 from graphdnn.engines.trial import Limits, Tried, built
-from graphdnn.engines.tune import Job, Tuner, cut
+from graphdnn.engines.tune import Job, Tuner, considered
 from graphdnn.ir.region import Region
 from graphdnn.ir.types import Array
 from graphdnn.runtime.cache import DiskStore, NullStore
@@ -274,7 +274,7 @@ def build(task: Task, folder: str) -> float:
                     continue
                 found = engine.candidates(region, device, policy)
                 if not isinstance(found, Decline):
-                    for candidate in found[: cut(found, limits)]:
+                    for candidate in found[: considered(found, limits)]:
                         built(engine, candidate, device, limits, prober)
     return time.perf_counter() - started
 

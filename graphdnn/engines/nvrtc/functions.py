@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from graphdnn.ir.ops.pointwise import GELU_CUBIC
+
 
 @dataclass(frozen=True)
 class Expression:
@@ -24,10 +26,12 @@ class Expression:
 
 SIGMOID = "(({T})1 / (({T})1 + exp{f}(-({0}))))"
 ERF_HALF = f"(({{T}})0.5 * (({{T}})1 + erf{{f}}({{0}} * ({{T}}){math.sqrt(0.5)!r})))"
-TANH_ARGUMENT = f"(({{T}}){math.sqrt(2 / math.pi)!r} * ({{0}} + ({{T}})0.044715 * {{0}} * {{0}} * {{0}}))"
-TANH_SLOPE = f"(({{T}}){math.sqrt(2 / math.pi)!r} * (({{T}})1 + ({{T}}){3 * 0.044715!r} * {{1}} * {{1}}))"
+TANH_ARGUMENT = f"(({{T}}){math.sqrt(2 / math.pi)!r} * ({{0}} + ({{T}}){GELU_CUBIC!r} * {{0}} * {{0}} * {{0}}))"
+TANH_SLOPE = f"(({{T}}){math.sqrt(2 / math.pi)!r} * (({{T}})1 + ({{T}}){3 * GELU_CUBIC!r} * {{1}} * {{1}}))"
 NORMAL_DENSITY = f"(exp{{f}}(({{T}})-0.5 * {{1}} * {{1}}) * ({{T}}){1 / math.sqrt(2 * math.pi)!r})"
 HARD_SIGMOID = "clamped({0} * (({T})1 / ({T})6) + ({T})0.5, ({T})0, ({T})1)"
+"""Parts that several functions share, or that would not fit in their row; NORMAL_DENSITY is that of the normal
+distribution."""
 
 
 def _at_x(expression: str, x: str = "{1}") -> str:

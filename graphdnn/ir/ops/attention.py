@@ -15,7 +15,7 @@ from graphdnn.ir.graph import Value
 from graphdnn.ir.op import Make, Op, op
 from graphdnn.ir.ops.linear import MatMul
 from graphdnn.ir.ops.movement import Iota, Reshape, Transpose, Unsqueeze
-from graphdnn.ir.ops.pointwise import Pointwise, Select, cast_to, common_type, met
+from graphdnn.ir.ops.pointwise import Pointwise, Select, cast_to, common_type, in_common_type
 from graphdnn.ir.ops.reduction import Reduce
 from graphdnn.ir.ops.softmax import SOFTMAX_OPERATIONS, Softmax
 from graphdnn.ir.types import Array, TensorType, bool_, broadcast_shapes, float32, int32, promote
@@ -127,11 +127,11 @@ class Attention(Op):
             raise GraphError(f"attention: {name} is {type}, which does not broadcast to the scores' shape {scores}")
 
     def reference(self, q: Array, k: Array, v: Array, *extras: Array) -> tuple[Array, ...]:  # type: ignore[override]
-        q, k, v = met((q, k, v))
+        q, k, v = in_common_type((q, k, v))
         given = dict(zip(self.extras, extras, strict=True))
         (b, hq, sq, _), (_, hkv, skv, _) = q.shape, k.shape
-        q_len = held_lengths(given.get("q_lengths"), b, sq)
-        kv_len = held_lengths(given.get("kv_lengths"), b, skv)
+        q_len = clamped_lengths(given.get("q_lengths"), b, sq)
+        kv_len = clamped_lengths(given.get("kv_lengths"), b, skv)
         i, j = np.arange(sq)[:, None], np.arange(skv)
         low, high = self.bounds(sq, skv)
         distance = j - i - (kv_len - q_len if self.causal == "bottom_right" else 0)
@@ -180,7 +180,7 @@ class Attention(Op):
         if allowed is not None:
             scores = make(Select(), allowed, scores, -math.inf if is_plain else NOTHING)
         if "kv_lengths" in given:
-            v = cut(make, v, given["kv_lengths"])
+            v = zeroed_from(make, v, given["kv_lengths"])
         if is_plain:
             weights = make(Softmax(axis=3), scores)
             return (cast_to(make, self._weighted(make, weights, v), own),)
@@ -193,7 +193,7 @@ class Attention(Op):
         divisor = make(Select(), make(Pointwise(fn="equal"), total, 0.0), 1.0, total)
         o = make(Pointwise(fn="div"), self._weighted(make, weights, v), divisor)
         if "q_lengths" in given:
-            o = cut(make, o, given["q_lengths"])
+            o = zeroed_from(make, o, given["q_lengths"])
         o = cast_to(make, o, own)
         if not self.return_lse:
             return (o,)
@@ -257,13 +257,13 @@ class Attention(Op):
         return b * hq * pairs * (2 * (d + operands[2].shape[3]) + SOFTMAX_OPERATIONS)
 
 
-def held_lengths(lengths: Array | None, batch: int, extent: int) -> Array:
+def clamped_lengths(lengths: Array | None, batch: int, extent: int) -> Array:
     """Lengths between 0 and `extent` as (B, 1, 1, 1); the extent itself where none are given."""
     given = np.full(batch, extent) if lengths is None else np.clip(lengths.astype(np.int64), 0, extent)
     return np.asarray(given).reshape(batch, 1, 1, 1)
 
 
-def cut(make: Make, x: Value, lengths: Value) -> Value:
+def zeroed_from(make: Make, x: Value, lengths: Value) -> Value:
     """x (B, H, S, D) with 0 in the rows from each sequence's length on."""
     extent = x.type.shape[2]
     row = make(Reshape(shape=(extent, 1)), make(Iota(size=extent)))

@@ -294,6 +294,7 @@ class Pad(Op):
 
 
 INDEX_TYPES = (int32, int64)
+"""Types of positions that are only known at run time."""
 
 
 @op("gather")

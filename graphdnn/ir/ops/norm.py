@@ -57,7 +57,7 @@ def over_axis_1(rank: int, entries: int) -> tuple[int, ...]:
     return (1, entries, *(1,) * (rank - 2))
 
 
-def kept(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+def parameter_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     """`shape` with 1 wherever the axis is not one of `axes`: how parameters over `axes` broadcast against x."""
     return tuple(n if a in axes else 1 for a, n in enumerate(shape))
 
@@ -163,14 +163,14 @@ class LayerNorm(Norm):
 
     def reference(self, x: Array, *parameters: Array) -> tuple[Array, ...]:  # type: ignore[override]
         y = standardized(x, self.axes, self.eps)
-        shape = kept(x.shape, self.axes)
+        shape = parameter_shape(x.shape, self.axes)
         affine = {name: p.reshape(shape) for name, p in zip(self.affine, parameters, strict=True)}
         return (y * affine.get("scale", 1) + affine.get("bias", 0),)
 
     def expand(self, make: Make, x: Value, *parameters: Value) -> tuple[Value, ...]:  # type: ignore[override]
         y = expand_standardized(make, x, self.axes, self.eps)
         affine = dict(zip(self.affine, parameters, strict=True))
-        y = expand_affine(make, y, affine, kept(x.type.shape, self.axes))
+        y = expand_affine(make, y, affine, parameter_shape(x.type.shape, self.axes))
         return (cast_to(make, y, x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
@@ -201,12 +201,12 @@ class RmsNorm(Norm):
     def reference(self, x: Array, *parameters: Array) -> tuple[Array, ...]:  # type: ignore[override]
         wide = x.astype(np.float64)
         y = wide / np.sqrt(mean(wide * wide, self.axes, True) + self.eps)
-        return (y * parameters[0].reshape(kept(x.shape, self.axes)) if parameters else y,)
+        return (y * parameters[0].reshape(parameter_shape(x.shape, self.axes)) if parameters else y,)
 
     def expand(self, make: Make, x: Value, *parameters: Value) -> tuple[Value, ...]:  # type: ignore[override]
         y = expand_scaled_to_one(make, widened(make, x), self.axes, self.eps)
         affine = dict(zip(self.affine, parameters, strict=True))
-        y = expand_affine(make, y, affine, kept(x.type.shape, self.axes))
+        y = expand_affine(make, y, affine, parameter_shape(x.type.shape, self.axes))
         return (cast_to(make, y, x.type.dtype),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
@@ -283,7 +283,7 @@ class GroupNorm(Norm):
     def expand(self, make: Make, x: Value, scale: Value, bias: Value) -> tuple[Value, ...]:  # type: ignore[override]
         shape = self.grouped(x.type.shape)
         y = expand_standardized(make, make(Reshape(shape=shape), x), tuple(range(2, len(shape))), self.eps)
-        y = expand_affine(make, y, {"scale": scale, "bias": bias}, kept(shape, (1, 2)))
+        y = expand_affine(make, y, {"scale": scale, "bias": bias}, parameter_shape(shape, (1, 2)))
         return (make(Reshape(shape=x.type.shape), cast_to(make, y, x.type.dtype)),)
 
     def flops(self, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:

@@ -23,6 +23,9 @@ GRADIENT = ("dy", "x")
 GRADIENT_BY_RESULT = ("dy", "y")
 """What the operands of a function are called: in its equation, in messages and as arguments of the builder's method."""
 
+GELU_CUBIC = 0.044715
+"""Factor of x ** 3 in gelu by tanh: Hendrycks and Gimpel, Gaussian Error Linear Units, arXiv:1606.08415, section 2."""
+
 
 @dataclass(frozen=True)
 class Fn:
@@ -67,7 +70,7 @@ def _gelu(x: Array) -> Array:
 
 
 def _tanh_argument(x: Array) -> Array:
-    return math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return math.sqrt(2 / math.pi) * (x + GELU_CUBIC * x**3)
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -108,7 +111,7 @@ def _remainder(a: Array, b: Array) -> Array:
     return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b))).astype(np.result_type(a, b))
 
 
-def _held(x: Array, dtype: DType) -> Array:
+def _saturated(x: Array, dtype: DType) -> Array:
     """Floats rounded toward zero and held within an integer type; NaN gives 0."""
     limits = np.iinfo(dtype.numpy)
     wide = np.trunc(x.astype(np.float64))  # of which limits.max + 1 is a number, where limits.max may be none
@@ -124,7 +127,7 @@ def _gelu_backward(dy: Array, x: Array) -> Array:
 
 def _gelu_tanh_backward(dy: Array, x: Array) -> Array:
     t = np.tanh(_tanh_argument(x))
-    slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    slope = math.sqrt(2 / math.pi) * (1 + 3 * GELU_CUBIC * x**2)
     return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
 
 
@@ -324,10 +327,10 @@ class Pointwise(Elementwise):
                 raise GraphError(f"{self.fn}: {name} is {quoted(number)}, which {dtype} does not hold")
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
-        return (FUNCTIONS[self.fn].numpy(*met(operands), *self.parameters),)
+        return (FUNCTIONS[self.fn].numpy(*in_common_type(operands), *self.parameters),)
 
 
-def met(operands: tuple[Array, ...]) -> tuple[Array, ...]:
+def in_common_type(operands: tuple[Array, ...]) -> tuple[Array, ...]:
     """Integers, or floats, of different types in their common one, in which the op is computed.
 
     Numpy would compute a square of int8 that is added to an int32 in int8, int8 beside uint8 in int16, and a square of
@@ -382,7 +385,7 @@ class Bias(Elementwise):
         return (TensorType(shape, dtype),)
 
     def reference(self, x: Array, b: Array) -> tuple[Array, ...]:  # type: ignore[override]
-        x, b = met((x, b.reshape(self.aligned(1, b.shape, x.ndim))))
+        x, b = in_common_type((x, b.reshape(self.aligned(1, b.shape, x.ndim))))
         return (x + b,)
 
 
@@ -408,7 +411,7 @@ class Cast(Elementwise):
 
     def reference(self, x: Array) -> tuple[Array, ...]:  # type: ignore[override]
         if self.target.is_integer and x.dtype.kind not in "iub":
-            return (_held(x, self.target),)
+            return (_saturated(x, self.target),)
         return (x.astype(self.target.numpy),)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from graphdnn.answer import Code, Decline
 from graphdnn.ir.graph import Value
-from graphdnn.ir.ops.pointwise import FUNCTIONS, TAKES, Pointwise
+from graphdnn.ir.ops.pointwise import FUNCTIONS, GELU_CUBIC, TAKES, Pointwise
 from graphdnn.passes.pattern import Is, Match, Number, OneOf, Pattern, Var, fn, is_number, one_of
 from graphdnn.passes.rewrite import Emitter, Rule
 from graphdnn.passes.rules.pointwise import x_is_whole
@@ -27,7 +27,7 @@ NUMBERS: Mapping[str, float] = {
     "minus root of 2": -math.sqrt(2),
     "minus root of 1/2": -math.sqrt(0.5),
     "root of 2/pi": math.sqrt(2 / math.pi),
-    "cubic factor": 0.044715,
+    "cubic factor": GELU_CUBIC,
 }
 """What the numbers of the spellings must be.  Patterns take any, so that a wrong one is reported and not overlooked."""
 
