@@ -7,7 +7,7 @@ from graphdnn.ir.graph import Graph, Node, Value
 from graphdnn.ir.op import Op
 from graphdnn.ir.region import Region
 from graphdnn.ir.writer import Rewriter
-from graphdnn.passes.cleanup import fold_constants, merge_equal
+from graphdnn.passes.canonicalize import fold_constants, merge_equal
 from graphdnn.passes.rewrite import Ask, Emitter, Rewritten, finish
 
 DEPTH = 16

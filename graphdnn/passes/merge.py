@@ -32,16 +32,16 @@ from graphdnn.passes.rewrite import Ask, Emitter, Precomputed, Refusal, Rewritte
 from graphdnn.passes.rules.folding import per_channel, tensor_and_constant, vector
 from graphdnn.passes.select import Offer, select
 
-ALIGNED = 8
+SLICE_ALIGNMENT = 8
 """Elements at a multiple of which every slice and every row of it begins: 16 bytes of halves, as attention needs."""
 
-MOST = 8
+MOST_PRODUCTS = 8
 """Products merged into one at most; the results of all of them live as long as the last one that is read."""
 
-NEAR = 48
+MOST_READERS = 48
 """Most nodes behind the products whose cost is compared with them, apart and merged."""
 
-FAR: tuple[type[Op], ...] = (MatMul, Conv, ConvTranspose, Attention)
+BARRIERS: tuple[type[Op], ...] = (MatMul, Conv, ConvTranspose, Attention)
 """Ops at which the neighbourhood of the products ends: they belong to it, but what reads their results does not, since
 a merge changes nothing behind them."""
 
@@ -94,8 +94,8 @@ def merge_once(graph: Graph, ask: Ask) -> Rewritten:
                 fit.append(branch)
             else:
                 refusals.append(Refusal("merge", branch.product.origins, reason))
-        for start in range(0, len(fit), MOST):
-            some = tuple(fit[start : start + MOST])
+        for start in range(0, len(fit), MOST_PRODUCTS):
+            some = tuple(fit[start : start + MOST_PRODUCTS])
             if len(some) > 1:
                 decided = decide(graph, some, ask, known)
                 if isinstance(decided, Refusal):
@@ -141,10 +141,10 @@ def is_split(value: Value, graph: Graph) -> bool:
 
 def unfit(branch: Branch, graph: Graph) -> str | None:
     """Why a product cannot be a slice of a larger one."""
-    if branch.columns % ALIGNED:
+    if branch.columns % SLICE_ALIGNMENT:
         return (
-            f"{branch.product} has {branch.columns} columns; slices of one product begin at multiples of {ALIGNED}, "
-            f"or what reads them would read unaligned memory"
+            f"{branch.product} has {branch.columns} columns; slices of one product begin at multiples of "
+            f"{SLICE_ALIGNMENT}, or what reads them would read unaligned memory"
         )
     views = [branch.result]
     for value in views:
@@ -212,7 +212,7 @@ def neighbourhood(graph: Graph, branches: Sequence[Branch]) -> tuple[Node, ...]:
     def readers(value: Value) -> list[int]:
         return [position[n] for n in graph.users.get(value, ())]
 
-    limit = len(chosen) + NEAR
+    limit = len(chosen) + MOST_READERS
     queue = [i for b in branches for i in readers(b.result)]
     heapify(queue)
     while queue and len(chosen) < limit:
@@ -222,7 +222,7 @@ def neighbourhood(graph: Graph, branches: Sequence[Branch]) -> tuple[Node, ...]:
         if i in chosen or any(behind >> p & 1 and p not in chosen for p in made):
             continue
         chosen.add(i)
-        for value in node.results if not isinstance(node.op, FAR) else ():
+        for value in node.results if not isinstance(node.op, BARRIERS) else ():
             for reader in readers(value):
                 heappush(queue, reader)
     return tuple(graph.nodes[i] for i in sorted(chosen))

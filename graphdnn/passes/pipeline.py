@@ -19,16 +19,16 @@ from graphdnn.passes.attention.bands import plain_bands
 from graphdnn.passes.attention.empty_sequences import give_keys
 from graphdnn.passes.attention.lengths import complete
 from graphdnn.passes.attention.masks import masks_as_biases
-from graphdnn.passes.cleanup import canonicalize, drop_dead
+from graphdnn.passes.canonicalize import canonicalize, drop_dead
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
 from graphdnn.passes.layout.choice import apart_layouts, cheapest_layouts, row_major_images
 from graphdnn.passes.merge import merge_products
-from graphdnn.passes.padding import pad_channels
+from graphdnn.passes.pad import pad_channels
 from graphdnn.passes.promote import promote
-from graphdnn.passes.raising import raise_ops
+from graphdnn.passes.raise_ops import raise_ops
 from graphdnn.passes.rewrite import Ask, Refusal, Rewritten
-from graphdnn.passes.sinking import sink_views
+from graphdnn.passes.sink import sink_views
 
 OPTIONAL_PASSES = ("canonicalize", "raise", "fold", "sink", "merge", "pad", "layout", "fuse")
 """Passes that a user may leave out; without the others the graph could not run.  Of the layout pass its choice is left

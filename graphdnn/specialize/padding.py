@@ -11,7 +11,7 @@ from graphdnn.answer import Decline
 from graphdnn.errors import CompileError, ExecutionError, in_words
 from graphdnn.ir.graph import Graph
 from graphdnn.ir.types import TensorType
-from graphdnn.passes.cleanup import drop_dead
+from graphdnn.passes.canonicalize import drop_dead
 from graphdnn.specialize.buckets import Buckets, Rule, lengthened, shortened, spread
 from graphdnn.specialize.masking import Masking, names_of
 from graphdnn.specialize.parameters import Function

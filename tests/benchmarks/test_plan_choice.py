@@ -13,7 +13,7 @@ from benchmarks import comparison, plan_cases, plan_choice
 from benchmarks.build_ahead import build_ahead, keep_to_one_core
 from benchmarks.results import Row
 from benchmarks.timing import Ceilings
-from graphdnn.passes.cleanup import canonicalize
+from graphdnn.passes.canonicalize import canonicalize
 from graphdnn.runtime.cache import DiskStore
 from tests.benchmarks.processor import Processor
 from tests.planned import h200_report

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.passes.cleanup import canonicalize
+from graphdnn.passes.canonicalize import canonicalize
 from graphdnn.passes.fold import fold
 from tests.numbers import TOLERANCE
 from tests.passes.random_graphs import assert_same_meaning

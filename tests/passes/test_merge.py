@@ -10,11 +10,11 @@ from examples.models.llama import layer, random_weights
 from graphdnn.engines.choose import Selector
 from graphdnn.engines.manifest import engines_for
 from graphdnn.engines.nvrtc.pointwise import plan_walk
-from graphdnn.passes.cleanup import drop_dead
+from graphdnn.passes.canonicalize import drop_dead
 from graphdnn.passes.fuse import propose
-from graphdnn.passes.merge import MOST, merge_products
+from graphdnn.passes.merge import MOST_PRODUCTS, merge_products
 from graphdnn.passes.pipeline import prepare
-from graphdnn.passes.sinking import sink_views
+from graphdnn.passes.sink import sink_views
 from tests.numbers import TOLERANCE, relative_error
 from tests.passes.graph_text import nodes
 from tests.passes.random_graphs import (
@@ -235,7 +235,7 @@ def test_what_is_split_behind_was_merged_by_hand(rng):
 
 def test_not_too_many_at_once(rng):
     b = Branches(rng)
-    done = checked(b.build(*(b.product(f"p{i}") for i in range(2 * MOST + 1))), rng)
+    done = checked(b.build(*(b.product(f"p{i}") for i in range(2 * MOST_PRODUCTS + 1))), rng)
     assert labels(done.graph).count("matmul") == 3
     assert labels(done.graph).count("split") == 2
 

@@ -7,12 +7,12 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.ir.verify import verify
-from graphdnn.passes.cleanup import canonicalize
+from graphdnn.passes.canonicalize import canonicalize
 from graphdnn.passes.expand import expand
 from graphdnn.passes.fold import fold
 from graphdnn.passes.promote import promote
-from graphdnn.passes.raising import raise_ops
-from graphdnn.passes.sinking import sink_views
+from graphdnn.passes.raise_ops import raise_ops
+from graphdnn.passes.sink import sink_views
 from tests.passes.random_graphs import assert_close, assert_same_meaning, random_arrays, random_graph, results
 
 PASSES = {

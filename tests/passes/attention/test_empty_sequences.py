@@ -11,7 +11,7 @@ from graphdnn.ir.ops.attention import Attention
 from graphdnn.ir.region import Region
 from graphdnn.passes.attention.empty_sequences import give_keys
 from graphdnn.passes.attention.lengths import complete
-from graphdnn.passes.cleanup import drop_dead
+from graphdnn.passes.canonicalize import drop_dead
 from graphdnn.passes.expand import expand
 from tests.passes.attention.test_lengths import attention
 

@@ -7,7 +7,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.passes.attention.masks import masks_as_biases
-from graphdnn.passes.raising import raise_ops
+from graphdnn.passes.raise_ops import raise_ops
 from tests.passes.random_graphs import assert_same_meaning
 from tests.planned import answers, h200_report
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import graphdnn as gd
-from graphdnn.passes import raising
-from graphdnn.passes.cleanup import canonicalize
+from graphdnn.passes.canonicalize import canonicalize
+from graphdnn.passes.raise_ops import raise_ops as raise_with
 from tests.passes.random_graphs import assert_same_meaning
 
-raise_ops = partial(raising.raise_ops, ask=lambda region: 1.0)
+raise_ops = partial(raise_with, ask=lambda region: 1.0)
 """With engines that take every op whole."""
 
 ROOT_2, ROOT_2_PI = math.sqrt(2), math.sqrt(2 / math.pi)

@@ -5,7 +5,7 @@ import pytest
 
 import graphdnn as gd
 from tests.passes.random_graphs import assert_same_meaning
-from tests.passes.test_raising_attention import DV, SKV, SQ, B, D, H, attention_in, raised, spelled
+from tests.passes.test_raise_attention import DV, SKV, SQ, B, D, H, attention_in, raised, spelled
 
 
 @pytest.mark.parametrize("groups", [2, 4])

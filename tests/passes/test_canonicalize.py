@@ -4,7 +4,7 @@ import pytest
 import graphdnn as gd
 from graphdnn.ir.evaluate import run
 from graphdnn.ir.payload import Payload
-from graphdnn.passes.cleanup import canonicalize, drop_dead, fold_constants, merge_equal
+from graphdnn.passes.canonicalize import canonicalize, drop_dead, fold_constants, merge_equal
 from tests.passes.graph_text import nodes, parsed
 
 X = "x: f32[2x3x4]"

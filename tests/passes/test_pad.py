@@ -13,7 +13,7 @@ from graphdnn.ir.region import Region
 from graphdnn.ir.types import channels_last
 from graphdnn.passes.fold import fold
 from graphdnn.passes.layout.assign import assign_layouts
-from graphdnn.passes.padding import MOST_CHANNELS, pad_channels
+from graphdnn.passes.pad import MOST_CHANNELS, pad_channels
 
 H200 = gd.Target.named("h200")
 FOURS = {4: 10.0, 8: 30.0}

@@ -3,7 +3,7 @@ import pytest
 
 import graphdnn as gd
 from graphdnn.passes.rules.sinking import before_reshape, runs
-from graphdnn.passes.sinking import sink_views
+from graphdnn.passes.sink import sink_views
 from tests.passes.graph_text import nodes, parsed
 from tests.passes.random_graphs import assert_close, assert_same_meaning, random_arrays, random_graph, results
 

@@ -7,7 +7,7 @@ import pytest
 
 import graphdnn as gd
 from tests.passes.random_graphs import assert_same_meaning
-from tests.passes.test_raising_attention import SKV, SQ, B, H, graph_of, raised, reasons
+from tests.passes.test_raise_attention import SKV, SQ, B, H, graph_of, raised, reasons
 from tests.planned import h200_report
 
 TRIANGLE = np.tri(SQ, SKV, SKV - SQ, dtype=bool)
