@@ -21,6 +21,7 @@ GENERATED = "__pycache__"
 SHARED = (
     "answer.py",
     "errors.py",
+    "files.py",
     "forking.py",
     "lazy.py",
     "once.py",
